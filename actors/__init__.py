@@ -1,0 +1,1 @@
+"""Work only: a bell rings, claim, work, commit, ring the next. Knows Dramatiq."""

@@ -1,0 +1,1 @@
+"""HTTP only: bytes in, a job; a job, bytes out. Knows Flask."""

@@ -1,0 +1,170 @@
+"""Every setting of the fleet, in one place.
+
+Read once by each entry point with `load`; everything below receives values, never the environment.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+PREFIX: Final = "VOXFLEET_"
+ENGINE_PREFIX: Final = "VOXFLEET_ENGINE_"
+#: Written by `voxfleet up` into the data folder (0600): where the parts it started are, with their
+#: credentials, so that `voxfleet doctor` or a second worker started by hand finds them. The process
+#: environment wins over it.
+EMBEDDED_ENV: Final = "embedded.env"
+
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class UnknownSettings(ValueError):
+    """A `VOXFLEET_*` variable that nothing reads: most often a misspelling."""
+
+
+class Settings(BaseSettings):
+    """Settings of every process, from `VOXFLEET_*` variables."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+
+    data_dir: Path = Field(
+        default=Path(".voxfleet"),
+        description="Folder of everything that `voxfleet up` keeps: database, objects, keys, logs, temp files.",
+    )
+    api_bind: str = Field(
+        default="127.0.0.1:8000",
+        description="Address and port the API listens on. Beyond loopback it needs an API key to exist.",
+    )
+    public_url: str | None = Field(
+        default=None,
+        description="URL under which clients reach this API. Default: http:// and `VOXFLEET_API_BIND`.",
+    )
+    broker_url: SecretStr = Field(
+        default=SecretStr("redis://127.0.0.1:16379/0"),
+        description="Where bells are rung: `redis://` or `rediss://`, with a database number of its own.",
+    )
+    database_url: SecretStr | None = Field(
+        default=None,
+        description="Job table: `sqlite:///file` or `postgresql://`. Default: SQLite in the data folder.",
+    )
+    s3_endpoint: str = Field(
+        default="http://127.0.0.1:18333",
+        description="S3 endpoint that the fleet itself uses.",
+    )
+    s3_public_endpoint: str | None = Field(
+        default=None,
+        description="S3 endpoint as clients see it; links are signed for its host. Default: `VOXFLEET_S3_ENDPOINT`.",
+    )
+    s3_region: str = Field(default="us-east-1", description="Region the links are signed for.")
+    s3_bucket: str = Field(default="voxfleet", description="Bucket of all objects.")
+    s3_access_key_id: SecretStr | None = Field(default=None, description="Access key of the bucket.")
+    s3_secret_access_key: SecretStr | None = Field(default=None, description="Secret key of the bucket.")
+    s3_addressing_style: Literal["path", "virtual"] = Field(
+        default="path", description="`path` (host/bucket/key) or `virtual` (bucket.host/key)."
+    )
+    link_seconds: int = Field(
+        default=3600, ge=1, le=604_800, description="Life of a presigned link, in seconds (1 s to 7 days)."
+    )
+    default_model: str = Field(
+        default="hibari", description="Model of a request that names none, and the one `voxfleet up` serves."
+    )
+    max_input_chars: int = Field(
+        default=200_000, ge=1, description="Longest `input` of a job, in Unicode code points."
+    )
+    webhook_allowed_cidrs: Annotated[tuple[IpNetwork, ...], NoDecode] = Field(
+        default=(),
+        description="Networks, comma-separated, that webhooks may reach although they are not public "
+        "(plain http is allowed there).",
+    )
+    webhook_secret: SecretStr | None = Field(
+        default=None,
+        description="Webhook signing secret (`whsec_...`). Default: made once, in `webhook-secret` of the data folder.",
+    )
+    lease_seconds: float = Field(
+        default=30.0, gt=1.0, description="How long a worker may be silent before its job is given to another."
+    )
+    max_failures: int = Field(
+        default=3, ge=1, description="Failures without a new clip in between after which a job is failed."
+    )
+    chunk_seconds: float = Field(
+        default=120.0, gt=0, description="Hard limit for one chunk: the engine is killed when it takes longer."
+    )
+    cpu_nice: int = Field(
+        default=10, ge=0, le=19, description="Niceness of CPU engines and ffmpeg, so that the API stays quick."
+    )
+    ffmpeg: str | None = Field(
+        default=None, description="Path of ffmpeg. Default: the one on PATH, else that of `imageio-ffmpeg`."
+    )
+    valkey_port: int = Field(default=16379, ge=1, le=65535, description="Port of the embedded Valkey (`up`).")
+    s3_port: int = Field(default=18333, ge=1, le=55535, description="S3 port of the embedded SeaweedFS (`up`).")
+    weed_filer_port: int = Field(default=18888, ge=1, le=55535, description="SeaweedFS filer port (`up`).")
+    weed_master_port: int = Field(default=19333, ge=1, le=55535, description="SeaweedFS master port (`up`).")
+    weed_volume_port: int = Field(default=19340, ge=1, le=55535, description="SeaweedFS volume port (`up`).")
+    weed_admin_port: int = Field(default=13646, ge=1, le=55535, description="SeaweedFS admin port (`up`).")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(default="INFO", description="Level of the logs.")
+
+    @field_validator("webhook_allowed_cidrs", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @property
+    def database(self) -> str:
+        """The SQLAlchemy URL of the job table."""
+        if self.database_url is None:
+            return f"sqlite:///{(self.data_dir / 'voxfleet.db').absolute()}"
+        url = self.database_url.get_secret_value()
+        for prefix in ("postgresql://", "postgres://"):
+            if url.startswith(prefix):
+                return "postgresql+psycopg://" + url.removeprefix(prefix)
+        return url
+
+    @property
+    def external_url(self) -> str:
+        """This API's URL as its clients see it, without a trailing slash."""
+        return (self.public_url or f"http://{self.api_bind}").rstrip("/")
+
+    @property
+    def temp_dir(self) -> Path:
+        """Where a worker puts files that live as long as one piece of work."""
+        return self.data_dir / "tmp"
+
+
+def load(environ: Mapping[str, str] = os.environ, *, engine_settings: Iterable[str] | None = None) -> Settings:
+    """Read the settings, and refuse a variable that nothing reads.
+
+    Args:
+        engine_settings: full names of the variables that installed engines read, where the caller knows
+            them; None accepts every name under `VOXFLEET_ENGINE_`.
+
+    Raises:
+        UnknownSettings: a `VOXFLEET_*` variable that is no setting.
+        pydantic.ValidationError: a value out of its range.
+    """
+    known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields}
+    known.update(engine_settings or ())
+    unknown = sorted(
+        name
+        for name in environ
+        if name.startswith(PREFIX)
+        and name not in known
+        and not (engine_settings is None and name.startswith(ENGINE_PREFIX))
+        # The command line's own: where `voxfleet speak` finds the fleet it talks to.
+        and name not in ("VOXFLEET_API_KEY", "VOXFLEET_URL")
+    )
+    if unknown:
+        raise UnknownSettings(f"unknown setting {', '.join(unknown)}; docs/reference/settings.md lists them")
+    data_dir = Path(environ.get(f"{PREFIX}DATA_DIR", Settings.model_fields["data_dir"].default))
+    return Settings(_env_file=data_dir / EMBEDDED_ENV)  # type: ignore[call-arg]
+
+
+def engine_options(environ: Mapping[str, str], engine: str) -> dict[str, str]:
+    """Return the options of one engine: `VOXFLEET_ENGINE_TONE_RTF=0.1` gives `{"rtf": "0.1"}` for `tone`."""
+    prefix = f"{ENGINE_PREFIX}{engine.upper().replace('-', '_')}_"
+    return {name.removeprefix(prefix).lower(): value for name, value in environ.items() if name.startswith(prefix)}

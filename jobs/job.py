@@ -1,0 +1,231 @@
+"""The job as a value, and the rules of its life as a table."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import IntEnum, StrEnum
+from typing import Any, Final, NewType
+
+JobId = NewType("JobId", str)
+TenantId = NewType("TenantId", str)
+
+#: Changes when the same request would be spoken or joined differently: part of a clip's meaning.
+PIPELINE_VERSION: Final = 1
+
+
+class Status(StrEnum):
+    """How a job stands, as its owner sees it."""
+
+    QUEUED = "queued"
+    IN_PROGRESS = "in_progress"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+class Stage(StrEnum):
+    """Which work a job in progress asks for."""
+
+    SYNTHESIZING = "synthesizing"
+    ENCODING = "encoding"
+    UPLOADING = "uploading"
+
+
+class JobClass(IntEnum):
+    """Urgency: a lower class is claimed first."""
+
+    LIVE = 0
+    HIGH = 1
+    NORMAL = 2
+    LOW = 3
+
+
+#: Which status may follow which. The store writes no other change.
+TRANSITIONS: Final[Mapping[Status, frozenset[Status]]] = {
+    Status.QUEUED: frozenset({Status.IN_PROGRESS, Status.FAILED, Status.CANCELLED, Status.EXPIRED}),
+    Status.IN_PROGRESS: frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED}),
+    Status.COMPLETED: frozenset(),
+    Status.FAILED: frozenset(),
+    Status.CANCELLED: frozenset(),
+    Status.EXPIRED: frozenset(),
+}
+TERMINAL: Final = frozenset(status for status, after in TRANSITIONS.items() if not after)
+
+
+class JobNotFound(LookupError):
+    """No such job, or it belongs to another tenant."""
+
+
+class Fenced(Exception):
+    """The row is no longer ours: another worker claimed it, or its job has ended. Stop at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobError:
+    """Why a job failed."""
+
+    code: str
+    message: str
+    #: OpenAI's word for whose fault it is: `invalid_request_error` (the caller's) or `server_error`.
+    type: str = "server_error"
+    #: The request member at fault, if one is.
+    param: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warning:
+    """Something the owner should know about a job that goes on."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedAudio:
+    """The finished audio of a job, as it lies in the object store."""
+
+    key: str
+    content_type: str
+    bytes: int
+    #: From the PCM samples, not from the container.
+    duration_ms: int
+    sample_rate: int
+    #: Bits per second.
+    bitrate: int
+    channels: int
+    #: Lower-case hex.
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob:
+    """A valid request for speech, not stored yet."""
+
+    tenant_id: TenantId
+    input: str
+    model: str
+    #: The queue that asks for this job's first work, e.g. `cpu.hibari`.
+    queue: str
+    voice: str
+    language: str
+    response_format: str
+    seed: int
+    expires_in: int
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    webhook_url: str | None = None
+    job_class: JobClass = JobClass.NORMAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One request for speech, and how far it has come. Times are UTC."""
+
+    id: JobId
+    tenant_id: TenantId
+    kind: str
+    job_class: JobClass
+    status: Status
+    stage: Stage | None
+    model: str
+    #: The queue whose work this job asks for now; None once it has ended.
+    queue: str | None
+    voice: str
+    language: str
+    response_format: str
+    #: Code points of the input.
+    characters: int
+    chunks_total: int | None
+    chunks_done: int
+    created_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+    #: When the audio stops being served; None until there is some.
+    expires_at: datetime | None
+    #: Seconds between completion and `expires_at`.
+    expires_in: int
+    degraded: bool
+    warnings: tuple[Warning, ...]
+    metadata: Mapping[str, str]
+    error: JobError | None
+    audio: PublishedAudio | None
+    #: Rises with every change that the owner can see.
+    version: int
+    #: Rises with every claim: the fence that each later write carries.
+    epoch: int
+    failures: int
+
+    @property
+    def progress(self) -> int:
+        """Percent, 0 to 100; 100 only when completed. Encoding and upload are the last tenth."""
+        if self.status is Status.COMPLETED:
+            return 100
+        if not self.chunks_total:
+            return 0
+        made = 90 * self.chunks_done // self.chunks_total
+        return 95 if self.stage is Stage.UPLOADING else made
+
+    def audio_expired(self, now: datetime) -> bool:
+        """Whether the audio has been promised until a time that has passed."""
+        return self.expires_at is not None and now >= self.expires_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clip:
+    """The recorded audio of one chunk: a checkpoint. Offsets are code points of the spoken text."""
+
+    seq: int
+    text_start: int
+    text_end: int
+    #: Planned silence after this clip.
+    pause_ms: int
+    epoch: int
+    key: str
+    #: Lower-case hex, of the object's bytes.
+    sha256: str
+    samples: int
+    #: Hz.
+    sample_rate: int
+    seed: int
+    engine_revision: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A job that this worker holds until its lease runs out, and what it needs to work on it."""
+
+    job: Job
+    input: str
+    seed: int
+    webhook_url: str | None
+    #: The text as it is spoken, once some worker has prepared it.
+    spoken_text: str | None
+    pipeline_version: int | None
+    #: Where the recorded audio ends in the spoken text; work resumes there.
+    text_end: int
+    #: Recorded clips so far; the next one's `seq`.
+    clips: int
+    #: Seconds of the lease, from the moment of the claim.
+    lease_seconds: float
+
+
+def new_id(prefix: str, *, now: float | None = None) -> str:
+    """Return `prefix_` and a sortable identifier: 48 bits of milliseconds, 80 random bits, in Crockford base 32 (ULID)."""
+    milliseconds = int((time.time() if now is None else now) * 1000)
+    number = (milliseconds << 80) | secrets.randbits(80)
+    alphabet = "0123456789abcdefghjkmnpqrstvwxyz"
+    return prefix + "_" + "".join(alphabet[(number >> shift) & 31] for shift in range(125, -1, -5))
+
+
+def rfc3339(moment: datetime) -> str:
+    """Return `moment` in UTC to the millisecond, e.g. `2026-12-01T03:20:25.123Z`."""
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def error_from(stored: Mapping[str, Any] | None) -> JobError | None:
+    """Return the error as it was stored in the row."""
+    return None if stored is None else JobError(**stored)

@@ -1,0 +1,1 @@
+"""Text to chunks to samples to encoded audio. Knows nothing of jobs, queues or buckets."""

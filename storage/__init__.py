@@ -1,0 +1,1 @@
+"""Bytes under a key, for a while. Knows S3; not what the bytes are."""
