@@ -87,32 +87,47 @@ class Settings(BaseSettings):
         description="Webhook signing secret (`whsec_...`). Default: made once, in `webhook-secret` of the data folder.",
     )
     lease_seconds: float = Field(
-        default=30.0, gt=1.0, description="How long a worker may be silent before its job is given to another."
+        default=30.0,
+        gt=1.0,
+        description="How long a worker may be silent before its job is given to another.",
     )
     max_failures: int = Field(
         default=3, ge=1, description="Failures without a new clip in between after which a job is failed."
     )
     chunk_seconds: float = Field(
-        default=120.0, gt=0, description="Hard limit for one chunk: the engine is killed when it takes longer."
+        default=120.0,
+        gt=0,
+        description="Hard limit for one chunk: the engine is killed when it takes longer.",
     )
     cpu_nice: int = Field(
-        default=10, ge=0, le=19, description="Niceness of CPU engines and ffmpeg, so that the API stays quick."
+        default=10,
+        ge=0,
+        le=19,
+        description="Niceness of CPU engines and ffmpeg, so that the API stays quick.",
     )
     ffmpeg: str | None = Field(
         default=None, description="Path of ffmpeg. Default: the one on PATH, else that of `imageio-ffmpeg`."
     )
     valkey_port: int = Field(default=16379, ge=1, le=65535, description="Port of the embedded Valkey (`up`).")
-    s3_port: int = Field(default=18333, ge=1, le=55535, description="S3 port of the embedded SeaweedFS (`up`).")
+    s3_port: int = Field(
+        default=18333, ge=1, le=55535, description="S3 port of the embedded SeaweedFS (`up`)."
+    )
     weed_filer_port: int = Field(default=18888, ge=1, le=55535, description="SeaweedFS filer port (`up`).")
     weed_master_port: int = Field(default=19333, ge=1, le=55535, description="SeaweedFS master port (`up`).")
     weed_volume_port: int = Field(default=19340, ge=1, le=55535, description="SeaweedFS volume port (`up`).")
     weed_admin_port: int = Field(default=13646, ge=1, le=55535, description="SeaweedFS admin port (`up`).")
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(default="INFO", description="Level of the logs.")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        default="INFO", description="Level of the logs."
+    )
 
     @field_validator("webhook_allowed_cidrs", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
-        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+        return (
+            tuple(part.strip() for part in value.split(",") if part.strip())
+            if isinstance(value, str)
+            else value
+        )
 
     @property
     def database(self) -> str:
@@ -136,7 +151,9 @@ class Settings(BaseSettings):
         return self.data_dir / "tmp"
 
 
-def load(environ: Mapping[str, str] = os.environ, *, engine_settings: Iterable[str] | None = None) -> Settings:
+def load(
+    environ: Mapping[str, str] = os.environ, *, engine_settings: Iterable[str] | None = None
+) -> Settings:
     """Read the settings, and refuse a variable that nothing reads.
 
     Args:
@@ -167,4 +184,6 @@ def load(environ: Mapping[str, str] = os.environ, *, engine_settings: Iterable[s
 def engine_options(environ: Mapping[str, str], engine: str) -> dict[str, str]:
     """Return the options of one engine: `VOXFLEET_ENGINE_TONE_RTF=0.1` gives `{"rtf": "0.1"}` for `tone`."""
     prefix = f"{ENGINE_PREFIX}{engine.upper().replace('-', '_')}_"
-    return {name.removeprefix(prefix).lower(): value for name, value in environ.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix).lower(): value for name, value in environ.items() if name.startswith(prefix)
+    }

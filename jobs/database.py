@@ -1,0 +1,161 @@
+"""One SQL database, SQLite or PostgreSQL: connections, transactions, the clock, and its errors translated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.pool import Pool
+
+#: SQLite before 3.42 answers `unixepoch('subsec')` with NULL and no error.
+_SQLITE_NOW: Final = "(julianday('now') - 2440587.5) * 86400.0"
+#: The wall clock; `now()` would be the start of the transaction.
+_POSTGRESQL_NOW: Final = "extract(epoch from clock_timestamp())::float8"
+
+
+class DatabaseUnavailable(Exception):
+    """The database cannot be reached, or is locked for longer than the caller may wait."""
+
+
+class Database:
+    """Connections to one database. Thread-safe.
+
+    SQLite has one writer at a time: `write` takes the lock at once (a transaction that reads first and
+    then writes fails under another writer, whatever the timeout), `read` is a connection that cannot write
+    and waits for nobody.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        busy_seconds: float = 10.0,
+        now: str | None = None,
+        poolclass: type[Pool] | None = None,
+    ) -> None:
+        """Prepare connections; nothing is opened yet.
+
+        Args:
+            busy_seconds: how long to wait for SQLite's write lock or a row lock before `DatabaseUnavailable`.
+            now: SQL expression of the present time in seconds since the epoch; for tests that move time.
+            poolclass: SQLAlchemy pool, where the default one does not fit the caller's threads.
+        """
+        parsed = make_url(url)
+        self.dialect: Final = parsed.get_backend_name()
+        pool: dict[str, Any] = {} if poolclass is None else {"poolclass": poolclass}
+        if self.dialect == "sqlite":
+            if parsed.database and parsed.database != ":memory:":
+                Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+            self._now = now or _SQLITE_NOW
+            self._writer = _sqlite(url, busy_seconds, pool, begin="BEGIN IMMEDIATE", query_only=False)
+            self._reader = _sqlite(url, busy_seconds, pool, begin="BEGIN", query_only=True)
+        elif self.dialect == "postgresql":
+            self._now = now or _POSTGRESQL_NOW
+            milliseconds = int(busy_seconds * 1000)
+            self._writer = self._reader = create_engine(
+                url,
+                pool_pre_ping=True,
+                pool_timeout=busy_seconds,
+                connect_args={
+                    "connect_timeout": max(2, int(busy_seconds)),
+                    "options": f"-c lock_timeout={milliseconds} -c statement_timeout={6 * milliseconds}",
+                },
+                **pool,
+            )
+        else:
+            raise ValueError(f"database {self.dialect!r} is not supported; use sqlite:/// or postgresql://")
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """Give a connection for reading; it sees one state of the database throughout.
+
+        Raises:
+            DatabaseUnavailable.
+        """
+        with _translated(), self._reader.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """Give a connection in a transaction that commits at the end, or not at all on an error.
+
+        Raises:
+            DatabaseUnavailable: then it is not known whether a commit took place.
+        """
+        with _translated(), self._writer.begin() as connection:
+            yield connection
+
+    def now(self, connection: Connection) -> float:
+        """Return the database's clock, in seconds since the epoch."""
+        return float(connection.execute(text(f"SELECT {self._now}")).scalar_one())
+
+    @property
+    def locking(self) -> str:
+        """What a SELECT of a row to be claimed ends with; SQLite's write lock needs nothing."""
+        return "FOR UPDATE SKIP LOCKED" if self.dialect == "postgresql" else ""
+
+    def check(self) -> None:
+        """Return when the database answers and has its tables.
+
+        Raises:
+            DatabaseUnavailable.
+        """
+        with self.read() as connection:
+            connection.execute(text("SELECT 1 FROM jobs LIMIT 1"))
+
+    def close(self) -> None:
+        """Close every idle connection."""
+        self._reader.dispose()
+        self._writer.dispose()
+
+
+def connect(url: str, *, busy_seconds: float = 10.0) -> Database:
+    """Return the database at a SQLAlchemy `url`."""
+    return Database(url, busy_seconds=busy_seconds)
+
+
+def _sqlite(url: str, busy_seconds: float, pool: dict[str, Any], *, begin: str, query_only: bool) -> Engine:
+    engine = create_engine(url, connect_args={"timeout": busy_seconds}, **pool)
+
+    @event.listens_for(engine, "connect")
+    def _configure(connection: Any, _record: object) -> None:
+        # The driver would begin transactions by itself, and too late.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        if query_only:
+            cursor.execute("PRAGMA query_only=ON")
+        else:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            # A 202 survives a power cut.
+            cursor.execute("PRAGMA synchronous=FULL")
+            cursor.execute("PRAGMA foreign_keys=ON")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.exec_driver_sql(begin)
+
+    return engine
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (OperationalError, InterfaceError, PoolTimeout) as error:
+        raise DatabaseUnavailable(_first_line(error)) from error
+    except DBAPIError as error:
+        if not error.connection_invalidated:
+            raise
+        raise DatabaseUnavailable(_first_line(error)) from error
+
+
+def _first_line(error: Exception) -> str:
+    cause = getattr(error, "orig", None) or error
+    return str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__

@@ -1,0 +1,116 @@
+"""The workers' own account of themselves: all that the API knows of models and voices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from sqlalchemy import delete, func, insert, select, update
+
+from jobs.database import Database
+from jobs.tables import workers
+
+#: Workers write every 5 s; three missed writes and a worker counts as gone.
+ALIVE_SECONDS: Final = 20.0
+#: Rows of gone workers are dropped after this, but for the last one of each model.
+FORGOTTEN_SECONDS: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model that some worker has loaded once."""
+
+    model: str
+    #: Where its work is asked for, e.g. `cpu.hibari`.
+    queue: str
+    #: The engine's description: `speech.engine.EngineInfo` as JSON.
+    info: Mapping[str, Any]
+    #: Whether a worker serves it now.
+    alive: bool
+    seen_at: datetime
+
+
+class WorkerRegistry:
+    """The `workers` table. Thread-safe; raises `DatabaseUnavailable`."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def publish(
+        self,
+        worker_id: str,
+        *,
+        queue: str,
+        model: str | None = None,
+        info: Mapping[str, Any] | None = None,
+        rtf: float | None = None,
+    ) -> None:
+        """Say that a worker is alive, and what it serves."""
+        with self._db.write() as connection:
+            values = {
+                "queue": queue,
+                "model": model,
+                "engine_info": None if info is None else json.dumps(info, ensure_ascii=False),
+                "rtf": rtf,
+                "seen_at": self._db.now(connection),
+            }
+            if not connection.execute(
+                update(workers).where(workers.c.id == worker_id).values(values)
+            ).rowcount:
+                connection.execute(insert(workers).values(values | {"id": worker_id}))
+
+    def leave(self, worker_id: str) -> None:
+        """Say that a worker ends; its model stays known."""
+        with self._db.write() as connection:
+            connection.execute(update(workers).where(workers.c.id == worker_id).values(seen_at=0.0))
+
+    def models(self) -> list[ServedModel]:
+        """Return every model that was ever served, by name, each as its latest worker described it."""
+        with self._db.read() as connection:
+            now = self._db.now(connection)
+            rows = connection.execute(
+                select(workers)
+                .where(workers.c.model.is_not(None))
+                .order_by(workers.c.model, workers.c.seen_at)
+            ).mappings()
+            latest = {row["model"]: row for row in rows}
+        return [
+            ServedModel(
+                model=model,
+                queue=row["queue"],
+                info=json.loads(row["engine_info"] or "{}"),
+                alive=row["seen_at"] > now - ALIVE_SECONDS,
+                seen_at=datetime.fromtimestamp(row["seen_at"], UTC),
+            )
+            for model, row in latest.items()
+        ]
+
+    def alive(self) -> dict[str, int]:
+        """Return how many live workers serve each queue."""
+        with self._db.read() as connection:
+            now = self._db.now(connection)
+            rows = connection.execute(
+                select(workers.c.queue, func.count())
+                .where(workers.c.seen_at > now - ALIVE_SECONDS)
+                .group_by(workers.c.queue)
+            )
+            return {row[0]: row[1] for row in rows}
+
+    def forget(self) -> None:
+        """Drop workers that are long gone, but for the last one of each model."""
+        with self._db.write() as connection:
+            now = self._db.now(connection)
+            rows = connection.execute(
+                select(workers.c.id, workers.c.model).order_by(workers.c.seen_at.desc(), workers.c.id)
+            ).all()
+            kept: set[str] = set()
+            for row in rows:
+                if row.model is not None and row.model not in kept:
+                    kept.add(row.model)
+                    continue
+                connection.execute(
+                    delete(workers).where(workers.c.id == row.id, workers.c.seen_at < now - FORGOTTEN_SECONDS)
+                )
