@@ -94,7 +94,7 @@ class BrokerBell:
             )
             try:
                 self._broker.enqueue(message)
-            except (redis.RedisError, dramatiq.ConnectionError) as error:
+            except (redis.RedisError, dramatiq.BrokerConnectionError) as error:
                 raise BrokerUnavailable(f"cannot ring {queue}: {error}") from error
 
     def waiting(self, queue: str) -> int:

@@ -24,8 +24,16 @@ EMBEDDED_ENV: Final = "embedded.env"
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
-class UnknownSettings(ValueError):
+class SettingsError(ValueError):
+    """The settings cannot be used as they are; the message names the variable."""
+
+
+class UnknownSettings(SettingsError):
     """A `VOXFLEET_*` variable that nothing reads: most often a misspelling."""
+
+
+class MissingSetting(SettingsError):
+    """A variable without a default is not set."""
 
 
 class Settings(BaseSettings):
@@ -35,7 +43,7 @@ class Settings(BaseSettings):
 
     data_dir: Path = Field(
         default=Path(".voxfleet"),
-        description="Folder of everything that `voxfleet up` keeps: database, objects, keys, logs, temp files.",
+        description="Folder of all that `voxfleet up` keeps: database, objects, keys, logs, temp files.",
     )
     api_bind: str = Field(
         default="127.0.0.1:8000",
@@ -59,7 +67,8 @@ class Settings(BaseSettings):
     )
     s3_public_endpoint: str | None = Field(
         default=None,
-        description="S3 endpoint as clients see it; links are signed for its host. Default: `VOXFLEET_S3_ENDPOINT`.",
+        description="S3 endpoint as clients see it: links are signed for its host. "
+        "Default: `VOXFLEET_S3_ENDPOINT`.",
     )
     s3_region: str = Field(default="us-east-1", description="Region the links are signed for.")
     s3_bucket: str = Field(default="voxfleet", description="Bucket of all objects.")
@@ -84,7 +93,8 @@ class Settings(BaseSettings):
     )
     webhook_secret: SecretStr | None = Field(
         default=None,
-        description="Webhook signing secret (`whsec_...`). Default: made once, in `webhook-secret` of the data folder.",
+        description="Webhook signing secret (`whsec_...`). "
+        "Default: made once, in `webhook-secret` of the data folder.",
     )
     lease_seconds: float = Field(
         default=30.0,
@@ -139,6 +149,19 @@ class Settings(BaseSettings):
             if url.startswith(prefix):
                 return "postgresql+psycopg://" + url.removeprefix(prefix)
         return url
+
+    @property
+    def s3_credentials(self) -> tuple[str, str]:
+        """The access key and the secret key of the bucket.
+
+        Raises:
+            MissingSetting: one of them is not set.
+        """
+        if self.s3_access_key_id is None or self.s3_secret_access_key is None:
+            raise MissingSetting(
+                "VOXFLEET_S3_ACCESS_KEY_ID and VOXFLEET_S3_SECRET_ACCESS_KEY must be set (`voxfleet up` sets them)"
+            )
+        return self.s3_access_key_id.get_secret_value(), self.s3_secret_access_key.get_secret_value()
 
     @property
     def external_url(self) -> str:

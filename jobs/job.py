@@ -166,7 +166,7 @@ class Job:
             return 100
         if not self.chunks_total:
             return 0
-        made = 90 * self.chunks_done // self.chunks_total
+        made = min(90, 90 * self.chunks_done // self.chunks_total)
         return 95 if self.stage is Stage.UPLOADING else made
 
     def audio_expired(self, now: datetime) -> bool:
@@ -214,7 +214,7 @@ class Claim:
 
 
 def new_id(prefix: str, *, now: float | None = None) -> str:
-    """Return `prefix_` and a sortable identifier: 48 bits of milliseconds, 80 random bits, in Crockford base 32 (ULID)."""
+    """Return `prefix_` and a ULID: 48 bits of milliseconds, 80 random bits, in Crockford base 32."""
     milliseconds = int((time.time() if now is None else now) * 1000)
     number = (milliseconds << 80) | secrets.randbits(80)
     alphabet = "0123456789abcdefghjkmnpqrstvwxyz"

@@ -24,8 +24,16 @@ def backoff(failures: int) -> float:
 
 
 def fence(table: Table, row_id: str, epoch: int) -> ColumnElement[bool]:
-    """Return the condition that `row_id` is still held under `epoch`: not claimed again, not ended."""
-    return and_(table.c.id == row_id, table.c.epoch == epoch, table.c.queue.is_not(None))
+    """Return the condition that `row_id` is still held under `epoch`: not claimed again, let go, or ended.
+
+    Letting go must end it too: a renewal that comes late would hide the row from the next worker.
+    """
+    return and_(
+        table.c.id == row_id,
+        table.c.epoch == epoch,
+        table.c.queue.is_not(None),
+        table.c.holder.is_not(None),
+    )
 
 
 def write(connection: Connection, table: Table, row_id: str, epoch: int, values: dict[str, Any]) -> None:

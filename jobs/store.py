@@ -43,7 +43,9 @@ _JOB_COLUMNS: Final = [
     column for column in jobs.c if column.name not in ("request", "spoken_text", "errors", "deadline")
 ]
 
-_CLASS = text("SELECT class FROM jobs WHERE queue = :queue AND visible_at <= :now ORDER BY class LIMIT 1")
+_CLASS = text(
+    "SELECT class FROM jobs WHERE queue = :queue AND class > :above AND visible_at <= :now ORDER BY class LIMIT 1"
+)
 # Skip-scan: one step of the index per tenant, however many jobs each has.
 _LANES = text(
     """
@@ -78,6 +80,12 @@ _HEAD = """
     WHERE queue = :queue AND class = :class AND tenant_id = :tenant AND visible_at <= :now
     ORDER BY queued_at LIMIT 1 {locking}
 """
+# Whatever is left of a class when others are about to take the heads of all tried lanes.
+_ANY = """
+    SELECT * FROM jobs
+    WHERE queue = :queue AND class = :class AND visible_at <= :now
+    ORDER BY tenant_id, queued_at LIMIT 1 {locking}
+"""
 _QUEUES = """
     WITH RECURSIVE asked(queue) AS (
         SELECT * FROM (SELECT queue FROM {table} WHERE queue IS NOT NULL ORDER BY queue LIMIT 1) AS first
@@ -90,7 +98,7 @@ _QUEUES = """
 _READY = """
     SELECT count(*) FROM (
         SELECT 1 FROM {table} WHERE queue = :queue AND visible_at <= :now LIMIT :cap
-    ) AS some
+    ) AS counted
 """
 
 
@@ -275,8 +283,17 @@ class JobStore:
             self._write(connection, claim, {"staged": True})
 
     def record(self, claim: Claim, clip: Clip) -> None:
-        """Record a clip that lies in the object store: a checkpoint, and the end of a row of failures."""
+        """Record a clip that lies in the object store: a checkpoint, and the end of a row of failures.
+
+        Safe to say again after a lost answer.
+        """
         with self._db.write() as connection:
+            recorded = connection.execute(
+                select(clips.c.key).where(clips.c.job == claim.job.id, clips.c.seq == clip.seq)
+            ).scalar_one_or_none()
+            if recorded == clip.key:
+                self._write(connection, claim, {"visible_at": self._until(connection)})
+                return
             values = {
                 "chunks_done": jobs.c.chunks_done + 1,
                 "failures": 0,
@@ -379,7 +396,7 @@ class JobStore:
                         text(_READY.format(table=table)), {"queue": queue, "now": now, "cap": cap}
                     ).scalar_one()
                     if count:
-                        counts[queue] = count
+                        counts[queue] = min(cap, counts.get(queue, 0) + count)
         return counts
 
     def expired_objects(self, *, limit: int) -> list[StoredKey]:
@@ -439,17 +456,22 @@ class JobStore:
 
     def _best(self, connection: Connection, queue: str, now: float) -> RowMapping | None:
         """Return the row to claim, locked; the caller is in a write transaction."""
-        asked: dict[str, Any] = {"queue": queue, "now": now}
-        urgent = connection.execute(_CLASS, asked).scalar_one_or_none()
-        if urgent is None:
-            return None
-        asked["class"] = urgent
         head = text(_HEAD.format(locking=self._db.locking))
-        for lane in connection.execute(_LANES, asked | {"lanes": TRIED_LANES}).all():
-            row = connection.execute(head, asked | {"tenant": lane.tenant_id}).mappings().one_or_none()
+        leftover = text(_ANY.format(locking=self._db.locking))
+        above = -1
+        while True:
+            asked: dict[str, Any] = {"queue": queue, "now": now, "above": above}
+            urgent = connection.execute(_CLASS, asked).scalar_one_or_none()
+            if urgent is None:
+                return None
+            asked["class"] = above = urgent
+            for lane in connection.execute(_LANES, asked | {"lanes": TRIED_LANES}).all():
+                row = connection.execute(head, asked | {"tenant": lane.tenant_id}).mappings().one_or_none()
+                if row is not None:
+                    return row
+            row = connection.execute(leftover, asked).mappings().one_or_none()
             if row is not None:
                 return row
-        return None
 
     def _take(self, connection: Connection, row: RowMapping, holder: str, now: float, failures: int) -> Claim:
         status = Status(row["status"])

@@ -2,21 +2,27 @@
 
 An engine runs on the main thread of a child process of its worker (`speech.child`); nothing here is
 called from two threads. A third party adds one by an entry point in the group `voxfleet.engines` whose
-object is an `EngineFactory`.
+object is an `EngineFactory` (`speech.registry`).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from dataclasses import asdict, dataclass
+from typing import ClassVar, Final, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 #: float32, shape (n,), nominally within [-1, 1], at the engine's rate.
 Samples = npt.NDArray[np.float32]
+
+#: In `EngineInfo.languages`: the engine takes any language.
+ANY_LANGUAGE: Final = "*"
+
+Options = TypeVar("Options", bound=BaseModel)
 
 
 class EngineError(Exception):
@@ -93,7 +99,7 @@ class EngineUnavailable(EngineError):
     code = "engine_unavailable"
 
 
-ERRORS: dict[str, type[EngineError]] = {
+ERRORS: Final[dict[str, type[EngineError]]] = {
     error.code: error
     for error in (
         UnsupportedText,
@@ -130,7 +136,7 @@ class EngineInfo:
     revision: str
     #: Hz.
     sample_rate: int
-    #: BCP 47.
+    #: BCP 47; `ANY_LANGUAGE` alone when the engine takes every language (`speaks`).
     languages: tuple[str, ...]
     voices: tuple[Voice, ...]
     default_voice: str
@@ -142,11 +148,31 @@ class EngineInfo:
     deterministic: bool
     #: SPDX identifier of the weights' licence.
     licence: str
-    #: Bounds of a believable clip, in seconds of audio per code point; the upper one plus `max_extra_seconds`.
+    #: A believable clip lasts at least this, per letter or digit of its text (spaces and signs may be mute).
     min_seconds_per_char: float
+    #: A believable clip lasts at most this, per code point of its text, plus `max_extra_seconds`.
     max_seconds_per_char: float
     #: What the shortest text may take on top: breaths, leading and trailing silence.
     max_extra_seconds: float
+
+    def speaks(self, language: str) -> bool:
+        """Whether `language` (BCP 47, compared without regard to case) is one of `languages`."""
+        return ANY_LANGUAGE in self.languages or language.lower() in (
+            known.lower() for known in self.languages
+        )
+
+    def to_json(self) -> str:
+        """Return this as a JSON object; `from_json` reads it back."""
+        return TypeAdapter(type(self)).dump_json(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Read what `to_json` wrote; fields of a later version are ignored.
+
+        Raises:
+            pydantic.ValidationError: the text is something else.
+        """
+        return TypeAdapter(cls).validate_json(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +185,19 @@ class SynthesisRequest:
     language: str
     #: 0 to 2**32 - 1.
     seed: int
+
+    def to_json(self) -> str:
+        """Return this as a JSON object in ASCII: even a lone surrogate passes. `from_json` reads it back."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError, TypeError: the text is something else.
+        """
+        return cls(**json.loads(text))
 
 
 class Engine(Protocol):
@@ -183,8 +222,10 @@ class Engine(Protocol):
 class EngineFactory(Protocol):
     """What the entry point of an engine names: importing it must not import the model's runtime."""
 
-    #: Validates the engine's settings, `VOXFLEET_ENGINE_<NAME>_<FIELD>`; forbids unknown ones.
-    options: type[BaseModel]
+    @property
+    def options(self) -> type[BaseModel]:
+        """Validates the engine's settings, `VOXFLEET_ENGINE_<NAME>_<FIELD>`; forbids unknown ones."""
+        ...
 
     def missing(self) -> str | None:
         """Return how to install what this engine needs, or None when all of it is here."""
@@ -197,3 +238,22 @@ class EngineFactory(Protocol):
             EngineUnavailable: with what is missing and how to get it.
         """
         ...
+
+
+def read_options(model: type[Options], values: Mapping[str, str], *, engine: str) -> Options:
+    """Read an engine's options from their text, for `EngineFactory.load`.
+
+    Raises:
+        EngineUnavailable: with the name of the option that is unknown or out of its range; never its value.
+    """
+    unknown = sorted(values.keys() - model.model_fields.keys())
+    if unknown:
+        known = ", ".join(sorted(model.model_fields))
+        raise EngineUnavailable(
+            f"engine {engine} has no option {', '.join(unknown)}; its options are {known}"
+        )
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+        raise EngineUnavailable(f"options of engine {engine}: {faults}") from None

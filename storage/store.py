@@ -37,6 +37,7 @@ class StoredObject:
     etag: str
     last_modified: datetime
     content_type: str = ""
+    cache_control: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -81,7 +82,12 @@ class ObjectStore(Protocol):
         ...
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
-        """Yield every object whose key starts with `prefix`, in key order."""
+        """Yield every object whose key starts with `prefix`.
+
+        Keys of one folder come in order of their UTF-8 bytes; how a folder sorts against the keys beside
+        it is the store's affair: S3 compares `a/b` and `a-` whole, SeaweedFS walks into `a` first.
+        Content type, cache control and metadata are empty: a listing does not know them.
+        """
         ...
 
     def check(self) -> None:

@@ -1,0 +1,71 @@
+"""Holds a lease while its work is done: a side thread renews it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self
+
+from jobs.database import DatabaseUnavailable
+from jobs.job import Fenced
+
+log = logging.getLogger("voxfleet.actors")
+
+#: Six renewals fit into the default lease of 30 s, so that a slow database costs no lease.
+RENEWALS_PER_LEASE: Final = 6
+
+
+class Renewal:
+    """Renews one lease until the block ends, or until the row is no longer ours.
+
+    Work looks at `lost` between its steps; `check` raises. A lease that could not be renewed before it ran
+    out counts as lost: somebody else may hold it.
+    """
+
+    def __init__(self, renew: Callable[[], None], *, lease_seconds: float) -> None:
+        self._renew = renew
+        self._lease_seconds = lease_seconds
+        self._lost = threading.Event()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="renewal", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def lost(self) -> bool:
+        """Whether the row may be somebody else's by now."""
+        return self._lost.is_set()
+
+    def check(self) -> None:
+        """Raises:
+        Fenced: the lease is lost.
+        """
+        if self.lost():
+            raise Fenced("the lease is lost")
+
+    def _run(self) -> None:
+        until = time.monotonic() + self._lease_seconds
+        while not self._over.wait(self._lease_seconds / RENEWALS_PER_LEASE):
+            begun = time.monotonic()
+            try:
+                self._renew()
+            except Fenced:
+                self._lost.set()
+                return
+            except DatabaseUnavailable as error:
+                log.warning("a lease could not be renewed: %s", error)
+                if time.monotonic() >= until:
+                    self._lost.set()
+                    return
+            else:
+                until = begun + self._lease_seconds

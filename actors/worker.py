@@ -1,0 +1,163 @@
+"""`voxfleet worker`: one process that runs Dramatiq's worker itself.
+
+Dramatiq's own master is left out: it orphans its children on `kill -9`, and hangs when something writes to
+their framed standard output. Whoever starts this process starts it again when it ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any, Final
+
+from dramatiq import Worker
+from dramatiq.brokers.redis import RedisBroker
+
+from actors import fleet
+from actors.bell import MEDIA_QUEUE, WEBHOOK_QUEUE, connect, synthesis_queue
+from actors.deliver import Outbox
+from actors.encode import Media
+from actors.presence import Presence, until_signalled
+from actors.services import build, webhook_secret
+from actors.sweeper import TEMP_SECONDS, delete_temp
+from actors.synthesize import Synthesis
+from config.settings import Settings, engine_options
+from speech import ffmpeg
+from speech.encode import Mp3Encoder
+from speech.engine import EngineInfo, EngineUnavailable
+from speech.host import EngineHost
+from speech.registry import UnknownEngine, find
+
+log = logging.getLogger("voxfleet.worker")
+
+#: How long an idle worker takes to hear a bell, in milliseconds: half of it on average.
+POLL_MS: Final = 20
+#: SIGTERM to exit; a container is killed after that.
+LEAVE_SECONDS: Final = 30
+#: Two encodes at once keep two cores busy; webhooks wait on the network, so more of them fit.
+ENCODERS: Final = 2
+POSTMEN: Final = 4
+#: A bare number for a supervisor: one of Dramatiq's threads has died, and it would not notice.
+EXIT_THREAD_DIED: Final = 70
+
+
+def run_synth(settings: Settings, *, model: str) -> int:
+    """Serve one model until SIGTERM or SIGINT; return the exit code.
+
+    A model that cannot be loaded ends the process with 1 and the reason in the log.
+    """
+    leaving = until_signalled()
+    services = build(settings)
+    try:
+        find(model)
+    except UnknownEngine as error:
+        log.error("%s", error)
+        return 1
+    options = engine_options(os.environ, model)
+    with EngineHost(model, options, nice=settings.cpu_nice, chunk_seconds=settings.chunk_seconds) as host:
+        try:
+            info = host.start(stop=leaving.is_set)
+        except EngineUnavailable as error:
+            log.error("model %s cannot be loaded: %s", model, error)
+            return 1
+        queue = synthesis_queue(model, device=info.device)
+        broker = connect(settings.broker_url.get_secret_value())
+        fleet.declare_synthesis(
+            broker,
+            Synthesis(
+                queue=queue,
+                holder=services.holder,
+                jobs=services.jobs,
+                objects=services.objects,
+                engine=host,
+                ring=services.ring,
+                leaving=leaving.is_set,
+            ),
+        )
+        log.info("model %s is loaded; serving %s", model, queue)
+        with Presence(
+            services.workers, worker_id=services.holder, queue=queue, model=model, info=_described(info)
+        ):
+            _serve([_worker(broker, {queue}, threads=1)], leaving)
+    return 0
+
+
+def run_media(settings: Settings) -> int:
+    """Encode, publish and deliver until SIGTERM or SIGINT; return the exit code."""
+    leaving = until_signalled()
+    try:
+        encoder = Mp3Encoder(ffmpeg.find(settings.ffmpeg), nice=settings.cpu_nice)
+    except ffmpeg.FfmpegMissing as error:
+        log.error("%s", error)
+        return 1
+    services = build(settings)
+    settings.temp_dir.mkdir(parents=True, exist_ok=True)
+    delete_temp(settings.temp_dir, older_than=TEMP_SECONDS)
+    url = settings.broker_url.get_secret_value()
+    # Two brokers: a slow receiver takes no thread from the encoders. Two workers on one broker would each
+    # consume the queues of the other.
+    media, outbox = connect(url), connect(url)
+    fleet.declare_media(
+        media,
+        Media(
+            holder=services.holder,
+            jobs=services.jobs,
+            objects=services.objects,
+            encoder=encoder,
+            temp_dir=settings.temp_dir,
+            ring=services.ring,
+        ),
+    )
+    fleet.declare_outbox(
+        outbox,
+        Outbox(
+            holder=services.holder,
+            deliveries=services.deliveries,
+            secret=webhook_secret(settings),
+            allowed=settings.webhook_allowed_cidrs,
+        ),
+    )
+    log.info("serving %s and %s", MEDIA_QUEUE, WEBHOOK_QUEUE)
+    with Presence(services.workers, worker_id=services.holder, queue=MEDIA_QUEUE):
+        workers = [
+            _worker(media, {MEDIA_QUEUE}, threads=ENCODERS),
+            _worker(outbox, {WEBHOOK_QUEUE}, threads=POSTMEN),
+        ]
+        _serve(workers, leaving)
+    return 0
+
+
+def _worker(broker: RedisBroker, queues: set[str], *, threads: int) -> Worker:
+    worker = Worker(broker, queues=queues, worker_timeout=POLL_MS, worker_threads=threads)
+    # Bells that this worker could not answer at once would be missing elsewhere. The variable
+    # `dramatiq_queue_prefetch` would set it for both workers of this process alike.
+    worker.queue_prefetch = threads
+    return worker
+
+
+def _serve(workers: Sequence[Worker], leaving: threading.Event) -> None:
+    for worker in workers:
+        worker.start()
+    while not leaving.wait(1.0):
+        for worker in workers:
+            dead = [thread.name for thread in _threads(worker) if not thread.is_alive()]
+            if dead:
+                log.critical("thread %s has died; leaving", ", ".join(dead))
+                os._exit(EXIT_THREAD_DIED)
+    log.info("leaving")
+    for worker in workers:
+        worker.stop(timeout=LEAVE_SECONDS * 1000)
+
+
+def _threads(worker: Worker) -> list[threading.Thread]:
+    return [*worker.workers, *worker.consumers.values()]
+
+
+def _described(info: EngineInfo) -> dict[str, Any]:
+    """Return the engine's description as plain JSON values."""
+    described: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(info)))
+    return described

@@ -1,0 +1,125 @@
+"""Readiness: every part is asked at once, and each may take two seconds."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from actors.bell import MEDIA_QUEUE, BrokerUnavailable
+from jobs.database import DatabaseUnavailable
+from jobs.workers import ServedModel
+from storage.store import AccessDenied, ObjectNotFound, StoreError
+
+logger: Final = logging.getLogger("voxfleet.api")
+
+LIMIT_SECONDS: Final = 2.0
+#: Probes need no key: however many come, the parts are asked once a second.
+KEPT_SECONDS: Final = 1.0
+SWEEPER_QUEUE: Final = "sweeper"
+
+#: What is said of a part that failed: errors may name hosts and users, and anyone may ask.
+DETAILS: Final[Mapping[type[Exception], str]] = {
+    DatabaseUnavailable: "unavailable",
+    BrokerUnavailable: "unavailable",
+    AccessDenied: "access_denied",
+    ObjectNotFound: "no_bucket",
+    StoreError: "unavailable",
+    Exception: "failed",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The state of one part.
+
+    Attributes:
+        required: whether the fleet is ready only with it.
+    """
+
+    ok: bool
+    detail: str
+    required: bool = True
+
+
+class Readiness:
+    """Asks every part. Thread-safe."""
+
+    def __init__(
+        self,
+        *,
+        checks: Mapping[str, Callable[[], None]],
+        models: Callable[[], list[ServedModel]],
+        alive: Callable[[], Mapping[str, int]],
+        default_model: str,
+        limit_seconds: float = LIMIT_SECONDS,
+    ) -> None:
+        self._checks = checks
+        self._models = models
+        self._alive = alive
+        self._default_model = default_model
+        self._limit_seconds = limit_seconds
+        self._lock = threading.Lock()
+        self._asked: dict[str, Part] = {}
+        self._asked_at = -KEPT_SECONDS
+
+    def parts(self) -> dict[str, Part]:
+        """Return the state of every part, at most a second old; takes hardly longer than the limit."""
+        with self._lock:
+            if time.monotonic() - self._asked_at >= KEPT_SECONDS:
+                self._asked = self._ask()
+                self._asked_at = time.monotonic()
+            return self._asked
+
+    def _ask(self) -> dict[str, Part]:
+        parts: dict[str, Part] = {}
+        asked: dict[str, Callable[[], Mapping[str, Part]]] = {
+            name: _checked(name, check) for name, check in self._checks.items()
+        }
+        asked["workers"] = self._workers
+        answers: dict[str, Mapping[str, Part]] = {}
+
+        def ask(name: str, question: Callable[[], Mapping[str, Part]]) -> None:
+            try:
+                answers[name] = question()
+            except Exception as error:  # the top of a thread: its answer is the state of this part
+                detail = next(DETAILS[kind] for kind in type(error).__mro__ if kind in DETAILS)
+                logger.warning("%s is not ready: %s", name, error, exc_info=detail == "failed")
+                answers[name] = {name: Part(ok=False, detail=detail)}
+
+        threads = [threading.Thread(target=ask, args=item, daemon=True) for item in asked.items()]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + self._limit_seconds
+        for name, thread in zip(asked, threads, strict=True):
+            thread.join(max(0.0, deadline - time.monotonic()))
+            parts.update(answers.get(name, {name: Part(ok=False, detail="timed_out")}))
+        return parts
+
+    def _workers(self) -> Mapping[str, Part]:
+        models = {model.model: model for model in self._models()}
+        alive = self._alive()
+        parts: dict[str, Part] = {}
+        for name in sorted({self._default_model, *models}):
+            served = name in models and models[name].alive
+            parts[f"model.{name}"] = Part(
+                ok=served, detail="ok" if served else "no_worker", required=name == self._default_model
+            )
+        parts[MEDIA_QUEUE] = _worker(alive.get(MEDIA_QUEUE, 0))
+        parts[SWEEPER_QUEUE] = _worker(alive.get(SWEEPER_QUEUE, 0))
+        return parts
+
+
+def _worker(count: int) -> Part:
+    return Part(ok=count > 0, detail="ok" if count else "no_worker")
+
+
+def _checked(name: str, check: Callable[[], None]) -> Callable[[], Mapping[str, Part]]:
+    def ask() -> Mapping[str, Part]:
+        check()
+        return {name: Part(ok=True, detail="ok")}
+
+    return ask

@@ -1,0 +1,132 @@
+"""The API's composition root: everything a request may need, built once per process."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+from actors.bell import BrokerBell, connect
+from api.keys import Keys
+from api.names import Names
+from api.native import SqliteStores
+from api.ringer import Ringer
+from config.settings import Settings
+from jobs.database import Database
+from jobs.job import Job, NewJob
+from jobs.keys import KeyStore
+from jobs.store import JobStore
+from jobs.targets import IpNetwork, check_url
+from jobs.workers import ServedModel, WorkerRegistry
+from storage import s3
+from storage.store import LinkSigner
+
+#: How long a caller waits for a lock before the answer is 503.
+BUSY_SECONDS: Final = 2.0
+
+
+class Jobs(Protocol):
+    """What the API asks of the job table; see `jobs.store.JobStore`."""
+
+    def create(self, new: NewJob) -> Job:
+        """Store a job."""
+        ...
+
+    def get(self, job_id: str, tenant_id: str) -> Job:
+        """Return a tenant's job, or raise `JobNotFound`."""
+        ...
+
+
+class Workers(Protocol):
+    """What the API asks of the workers' table; see `jobs.workers.WorkerRegistry`."""
+
+    def models(self) -> list[ServedModel]:
+        """Return every model that was ever served."""
+        ...
+
+    def alive(self) -> dict[str, int]:
+        """Return how many live workers serve each queue."""
+        ...
+
+
+class Marker(Protocol):
+    """Sees to it that a queue is rung; see `api.ringer.Ringer`."""
+
+    def mark(self, queue: str) -> None:
+        """Remember that `queue` has one more job, and return at once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """The ports and values of the API.
+
+    Attributes:
+        checks: asked by `/readyz` beside the workers, by the name of the part; each raises when it is down.
+        check_target: whether a webhook may go to a URL; raises `TargetRefused`.
+        link_seconds: longest life of a link in a reply.
+    """
+
+    jobs: Jobs
+    keys: Keys
+    workers: Workers
+    links: LinkSigner
+    ringer: Marker
+    checks: Mapping[str, Callable[[], None]]
+    check_target: Callable[[str], object]
+    now: Callable[[], datetime]
+    new_seed: Callable[[], int]
+    public_url: str
+    default_model: str
+    max_input_chars: int
+    link_seconds: int
+
+
+def build(settings: Settings) -> Services:
+    """Return the services that `settings` describe; connects to nothing yet."""
+    store = s3.connect(
+        endpoint=settings.s3_endpoint,
+        public_endpoint=settings.s3_public_endpoint,
+        region=settings.s3_region,
+        bucket=settings.s3_bucket,
+        access_key_id=settings.s3_access_key_id.get_secret_value() if settings.s3_access_key_id else "",
+        secret_access_key=(
+            settings.s3_secret_access_key.get_secret_value() if settings.s3_secret_access_key else ""
+        ),
+        addressing_style=settings.s3_addressing_style,
+    )
+    bell = BrokerBell(connect(settings.broker_url.get_secret_value()))
+    jobs, keys, workers, check_database = _stores(settings)
+    return Services(
+        jobs=jobs,
+        keys=keys,
+        workers=workers,
+        links=store.links,
+        ringer=Ringer(bell),
+        checks={"database": check_database, "broker": bell.check, "object_store": store.check},
+        check_target=target_check(settings.webhook_allowed_cidrs, Names()),
+        now=lambda: datetime.now(UTC),
+        new_seed=lambda: secrets.randbits(32),
+        public_url=settings.external_url,
+        default_model=settings.default_model,
+        max_input_chars=settings.max_input_chars,
+        link_seconds=settings.link_seconds,
+    )
+
+
+def target_check(allowed: Iterable[IpNetwork], names: Names) -> Callable[[str], object]:
+    """Return the check of webhook URLs."""
+    networks = tuple(allowed)
+    return lambda url: check_url(url, allowed=networks, resolve=names.resolve)
+
+
+def _stores(settings: Settings) -> tuple[Jobs, Keys, Workers, Callable[[], None]]:
+    if settings.database.startswith("sqlite"):
+        stores = SqliteStores(settings.database, public_url=settings.external_url, busy_seconds=BUSY_SECONDS)
+        return stores, stores, stores, stores.check
+    # psycopg waits with gevent, when it was imported after the patching.
+    database = Database(settings.database, busy_seconds=BUSY_SECONDS)
+    jobs = JobStore(database, public_url=settings.external_url)
+    return jobs, KeyStore(database), WorkerRegistry(database), database.check

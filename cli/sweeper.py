@@ -1,0 +1,20 @@
+"""`voxfleet sweeper`: the process that mends."""
+
+# ruff: noqa: PLC0415 (each command imports what it needs, when it runs)
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from cli.environment import settings
+
+
+@click.command()
+def sweeper() -> None:
+    """Ring lost bells again, free lost leases, delete what has expired. Safe to run twice."""
+    values = settings()
+    from actors.sweeper import run
+
+    sys.exit(run(values))

@@ -1,0 +1,149 @@
+"""The process of one engine: `python -m speech.child ENGINE --fds IN OUT --parent PID --nice N`.
+
+Its main thread loads the engine and generates, one request at a time, until its input ends (`speech.wire`).
+It dies with its worker, and leaves the worker's signals to the worker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from speech import wire
+from speech.checks import check_request
+from speech.engine import Engine, EngineError, EngineFailed, EngineUnavailable, OutOfMemory, SynthesisRequest
+from speech.registry import UnknownEngine, find
+from speech.wire import Frame, FrameReader, Kind, WireClosed
+
+#: prctl(2)
+PR_SET_PDEATHSIG: Final = 1
+
+#: How runtimes word it: CPython, PyTorch (CPU and CUDA), cuBLAS and cuDNN, onnxruntime, the C++ library.
+OUT_OF_MEMORY_WORDS: Final = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "failed to allocate memory",
+    "alloc_failed",
+    "std::bad_alloc",
+)
+#: After these the process gives wrong answers or none: it must end. https://github.com/pytorch/pytorch/issues/17425;
+#: an onnxruntime session still raises bad_alloc for ten floats afterwards.
+FATAL_WORDS: Final = (
+    "device-side assert",
+    "illegal memory access",
+    "launch failure",
+    "execution_failed",
+    "uncorrectable ecc",
+    "std::bad_alloc",
+)
+
+log = logging.getLogger("voxfleet.engine")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve one engine until the worker closes the pipe."""
+    parser = argparse.ArgumentParser(prog="speech.child")
+    parser.add_argument("engine")
+    parser.add_argument("--fds", nargs=2, type=int, required=True, metavar=("IN", "OUT"))
+    parser.add_argument("--parent", type=int, required=True, help="process id of the worker")
+    parser.add_argument("--nice", type=int, default=0)
+    given = parser.parse_args(arguments)
+    _settle_in(parent=given.parent, nice=given.nice)
+    logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    requests, answers = given.fds
+    reader = FrameReader(requests)
+    try:
+        engine = _load(given.engine, reader, answers)
+        return 1 if engine is None else _serve(engine, reader, answers)
+    except WireClosed:
+        return 0
+
+
+def _settle_in(*, parent: int, nice: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        # The worker died before the line above.
+        os._exit(0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.nice(nice)
+    # A core of several GB of weights helps nobody.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    os.dup2(2, 1)
+
+
+def _load(name: str, reader: FrameReader, answers: int) -> Engine | None:
+    frame = reader.read()
+    if frame is None or frame.kind is not Kind.OPTIONS:
+        return None
+    try:
+        engine = find(name).load(json.loads(frame.payload))
+    except EngineError as error:
+        wire.write(answers, wire.failure(error))
+        return None
+    except UnknownEngine as error:
+        wire.write(answers, wire.failure(EngineUnavailable(str(error))))
+        return None
+    except Exception as error:  # the top of this process
+        log.exception("engine %s cannot be loaded", name)
+        wire.write(answers, wire.failure(EngineUnavailable(f"{type(error).__name__}: {error}")))
+        return None
+    wire.write(answers, Frame(Kind.READY, engine.info.to_json().encode()))
+    return engine
+
+
+def _serve(engine: Engine, reader: FrameReader, answers: int) -> int:
+    try:
+        while True:
+            frame = reader.read()
+            if frame is None or frame.kind is not Kind.REQUEST:
+                return 1
+            problem, fatal = _answer(engine, SynthesisRequest.from_json(frame.payload), answers)
+            # Out here the traceback, which holds the engine's frames and their tensors, is gone.
+            if problem is not None:
+                gc.collect()
+            wire.write(answers, Frame(Kind.DONE) if problem is None else wire.failure(problem))
+            if fatal:
+                return 1
+    finally:
+        engine.close()
+
+
+def _answer(engine: Engine, request: SynthesisRequest, answers: int) -> tuple[EngineError | None, bool]:
+    """Send the audio of one request; return what went wrong, and whether the process must end for it."""
+    try:
+        check_request(request, engine.info)
+        for samples in engine.synthesize(request):
+            for frame in wire.pcm(samples):
+                wire.write(answers, frame)
+    except WireClosed:
+        raise
+    except EngineError as error:
+        return type(error)(*error.args), False
+    except Exception as error:  # the top of this process
+        log.exception("the engine failed")
+        return translate(error), any(word in str(error).lower() for word in FATAL_WORDS)
+    return None, False
+
+
+def translate(error: Exception) -> EngineError:
+    """Return what an engine's own exception is in the terms of the port."""
+    said = f"{type(error).__name__}: {error}"
+    if isinstance(error, MemoryError) or any(word in said.lower() for word in OUT_OF_MEMORY_WORDS):
+        return OutOfMemory(said)
+    return EngineFailed(said)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""Frames between a worker and its engine child, over two pipes.
+
+A frame is one byte of kind, four bytes of payload length (big endian), and the payload: JSON, except
+`PCM`, which is float32 little endian. The worker sends `OPTIONS` once, then one `REQUEST` at a time; the
+child answers `OPTIONS` with `READY` or `ERROR`, and a request with any number of `PCM`, then `DONE` or
+`ERROR`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import struct
+import time
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+import numpy as np
+
+from speech.engine import ERRORS, EngineError, EngineFailed, Samples
+
+#: A larger frame is a broken stream. 16 MiB holds 87 s at 48 kHz, and any text.
+MAX_PAYLOAD: Final = 16 * 1024 * 1024
+#: Longer audio is sent in pieces of this many samples (1 MiB).
+PIECE_SAMPLES: Final = 262_144
+HEADER: Final = struct.Struct(">cI")
+
+
+class Kind(Enum):
+    """What a frame is."""
+
+    OPTIONS = b"O"
+    REQUEST = b"Q"
+    READY = b"R"
+    PCM = b"P"
+    DONE = b"D"
+    ERROR = b"E"
+
+
+class WireClosed(ConnectionError):
+    """The other side is gone: end of file, in or between frames, or a broken pipe."""
+
+
+class WireCorrupt(ConnectionError):
+    """The stream holds something that is no frame."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message."""
+
+    kind: Kind
+    payload: bytes = b""
+
+
+class FrameReader:
+    """Reads frames from a pipe. Not thread-safe."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._buffer = bytearray()
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLIN)
+
+    def read(self, timeout: float | None = None) -> Frame | None:
+        """Return the next frame, or None when it is not complete within `timeout` seconds (None: wait).
+
+        Raises:
+            WireClosed: end of file.
+            WireCorrupt: an unknown kind, or a payload above `MAX_PAYLOAD`.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while (frame := self._take()) is None:
+            wait_ms = None if end is None else max(0.0, end - time.monotonic()) * 1000
+            if not self._poll.poll(wait_ms):
+                return None
+            data = os.read(self._fd, 1 << 20)
+            if not data:
+                raise WireClosed("end of file in a frame" if self._buffer else "end of file")
+            self._buffer += data
+        return frame
+
+    def _take(self) -> Frame | None:
+        if len(self._buffer) < HEADER.size:
+            return None
+        mark, length = HEADER.unpack_from(self._buffer)
+        try:
+            kind = Kind(mark)
+        except ValueError:
+            raise WireCorrupt(f"a frame of unknown kind {mark!r}") from None
+        if length > MAX_PAYLOAD:
+            raise WireCorrupt(f"a frame of {length} bytes; at most {MAX_PAYLOAD}")
+        end = HEADER.size + length
+        if len(self._buffer) < end:
+            return None
+        payload = bytes(self._buffer[HEADER.size : end])
+        del self._buffer[:end]
+        return Frame(kind, payload)
+
+
+def write(fd: int, frame: Frame, *, timeout: float | None = None) -> None:
+    """Write one frame whole.
+
+    Args:
+        timeout: seconds until the other side must have taken it; needs a non-blocking `fd`.
+
+    Raises:
+        WireClosed: the other side is gone.
+        WireCorrupt: the payload is above `MAX_PAYLOAD`; nothing was written.
+        TimeoutError: the other side does not read.
+    """
+    if len(frame.payload) > MAX_PAYLOAD:
+        raise WireCorrupt(f"a frame of {len(frame.payload)} bytes; at most {MAX_PAYLOAD}")
+    rest = memoryview(HEADER.pack(frame.kind.value, len(frame.payload)) + frame.payload)
+    end = None if timeout is None else time.monotonic() + timeout
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    while rest:
+        if end is not None and not poll.poll(max(0.0, end - time.monotonic()) * 1000):
+            raise TimeoutError("the other side of the pipe does not read")
+        try:
+            rest = rest[os.write(fd, rest) :]
+        except BlockingIOError:
+            continue
+        except BrokenPipeError as error:
+            raise WireClosed("broken pipe") from error
+
+
+def pcm(samples: Samples) -> list[Frame]:
+    """Return audio as frames."""
+    flat = np.ascontiguousarray(samples, dtype="<f4").reshape(-1)
+    pieces = range(0, flat.size, PIECE_SAMPLES)
+    return [Frame(Kind.PCM, flat[start : start + PIECE_SAMPLES].tobytes()) for start in pieces]
+
+
+def samples(frame: Frame) -> Samples:
+    """Return the audio of a `PCM` frame.
+
+    Raises:
+        WireCorrupt: another kind of frame, or not a whole number of samples.
+    """
+    if frame.kind is not Kind.PCM:
+        raise WireCorrupt(f"{frame.kind.name} in the place of audio")
+    if len(frame.payload) % 4:
+        raise WireCorrupt(f"{len(frame.payload)} bytes are no float32 samples")
+    return np.frombuffer(frame.payload, dtype="<f4").astype(np.float32)
+
+
+def failure(error: EngineError) -> Frame:
+    """Return an engine's error as a frame."""
+    return Frame(Kind.ERROR, json.dumps({"code": error.code, "message": str(error)}).encode())
+
+
+def error(frame: Frame) -> EngineError:
+    """Return the error of an `ERROR` frame; a code that is not known here becomes `EngineFailed`.
+
+    Raises:
+        WireCorrupt: the payload is no error.
+    """
+    try:
+        body = json.loads(frame.payload)
+        code, message = str(body["code"]), str(body["message"])
+    except (ValueError, KeyError, TypeError) as cause:
+        raise WireCorrupt("an error frame that says nothing") from cause
+    return ERRORS.get(code, EngineFailed)(message)

@@ -1,0 +1,426 @@
+"""The host with real child processes."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from speech.checks import check_clip
+from speech.child import translate
+from speech.engine import (
+    BadOutput,
+    EngineDied,
+    EngineFailed,
+    EngineTimedOut,
+    EngineUnavailable,
+    OutOfMemory,
+    SynthesisRequest,
+    TextTooLong,
+    UnknownVoice,
+    UnsupportedText,
+)
+from speech.host import EngineHost, Interrupted
+
+FAULTS = {"faults": "1"}
+
+
+def ask(text: str, *, seed: int = 0, voice: str = "sine") -> SynthesisRequest:
+    return SynthesisRequest(text=text, voice=voice, language="en", seed=seed)
+
+
+def speak(host: EngineHost, text: str, **options) -> np.ndarray:
+    return np.concatenate([np.zeros(0, np.float32), *host.synthesize(ask(text, **options))])
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition, seconds: float = 5.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.fixture
+def host():
+    with EngineHost("tone", FAULTS, nice=0, chunk_seconds=10) as host:
+        yield host
+
+
+@pytest.fixture
+def impatient():
+    with EngineHost("tone", FAULTS, nice=0, chunk_seconds=1) as host:
+        host.start()
+        yield host
+
+
+def test_the_child_says_what_it_is_and_speaks(host):
+    info = host.start()
+
+    assert info.name == "tone"
+    assert host.info == info
+    clip = speak(host, "Hello.")
+    assert clip.size == 6 * 1440
+    assert np.array_equal(clip, speak(host, "Hello."))
+    clip[0] = 1  # the samples are the caller's own
+
+
+def test_a_call_starts_the_child_when_nobody_did(host):
+    assert host.pid is None
+    assert speak(host, "Hello.").size == 6 * 1440
+
+
+def test_audio_arrives_before_the_call_is_over():
+    with EngineHost("tone", {"rtf": "0.5"}, nice=0, chunk_seconds=10) as host:
+        host.start()
+        started = time.monotonic()
+        pieces = host.synthesize(ask("a" * 40))
+        next(pieces)
+        assert time.monotonic() - started < 0.6
+        assert sum(piece.size for piece in pieces) == 40 * 1440 - 5760
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [
+        ("ab[[tone:fail]]", EngineFailed, "RuntimeError"),
+        ("ab[[tone:oom]]", OutOfMemory, "MemoryError"),
+        ("   ", UnsupportedText, "empty"),
+        ("a" * 301, TextTooLong, "301"),
+    ],
+)
+def test_an_error_of_the_engine_arrives_and_the_child_lives_on(host, text, error, words):
+    host.start()
+    pid = host.pid
+    with pytest.raises(error, match=words):
+        speak(host, text)
+    assert speak(host, "Hello.").size == 6 * 1440
+    assert host.pid == pid
+
+
+def test_an_unknown_voice_arrives_as_such(host):
+    with pytest.raises(UnknownVoice):
+        speak(host, "Hello.", voice="heart")
+
+
+@pytest.mark.parametrize("fault", ["nan", "empty"])
+def test_bad_audio_arrives_and_is_refused_by_the_clip_check(host, fault):
+    text = f"ab[[tone:{fault}]]cd"
+    clip = speak(host, text)
+    with pytest.raises(BadOutput):
+        check_clip(clip, text, host.info)
+
+
+def test_a_slow_call_within_the_limit_is_whole(host):
+    text = "ab[[tone:sleep=0.2]]cd"
+    clip = speak(host, text)
+    check_clip(clip, text, host.info)
+    assert clip.size == 4 * 1440
+
+
+@pytest.mark.parametrize("fault", ["hang", "gil"])
+def test_a_call_that_never_ends_is_killed_and_the_next_one_works(impatient, fault):
+    pid, started = impatient.pid, time.monotonic()
+    heard = []
+    with pytest.raises(EngineTimedOut, match="1 s"):
+        heard.extend(impatient.synthesize(ask(f"ab[[tone:{fault}]]cd")))
+    assert time.monotonic() - started < 2.5
+    assert not is_alive(pid)
+    assert speak(impatient, "Hello.").size == 6 * 1440
+
+
+@pytest.mark.parametrize(("fault", "how"), [("segv", "SIGSEGV"), ("exit", "exit code 3")])
+def test_a_death_in_a_call_is_told_with_its_cause_and_the_next_call_works(host, fault, how):
+    pieces = host.synthesize(ask(f"ab[[tone:{fault}]]cd"))
+    assert next(pieces).size == 2 * 1440
+    with pytest.raises(EngineDied, match=how):
+        next(pieces)
+    assert speak(host, "Hello.").size == 6 * 1440
+
+
+def test_a_child_killed_in_a_call_is_told_and_replaced(host):
+    pieces = host.synthesize(ask("ab[[tone:sleep=30]]cd"))
+    next(pieces)
+    os.kill(host.pid, signal.SIGKILL)
+    with pytest.raises(EngineDied, match="SIGKILL"):
+        next(pieces)
+    assert speak(host, "Hello.").size == 6 * 1440
+
+
+def test_a_child_killed_between_calls_is_replaced_without_an_error(host):
+    host.start()
+    pid = host.pid
+    os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: not is_alive(pid))
+    assert speak(host, "Hello.").size == 6 * 1440
+    assert host.pid != pid
+
+
+def test_deaths_in_a_row_are_answered_ever_slower_until_a_call_succeeds(host):
+    def seconds(text: str) -> float:
+        started = time.monotonic()
+        with contextlib.suppress(EngineDied):
+            speak(host, text)
+        return time.monotonic() - started
+
+    host.start()
+    seconds("[[tone:exit]]")
+    assert seconds("[[tone:exit]]") >= 0.5
+    assert seconds("Hello.") >= 1.0
+    seconds("[[tone:exit]]")
+    assert 0.5 <= seconds("Hello.") < 1.9, "back at the first wait (and a start)"
+
+
+def test_nothing_of_a_call_that_was_left_reaches_the_next_one(host):
+    host.start()
+    expected, pid = speak(host, "Next."), host.pid
+    pieces = host.synthesize(ask("a" * 200))
+    next(pieces)
+    pieces.close()
+
+    assert np.array_equal(speak(host, "Next."), expected)
+    assert host.pid == pid, "a call that ends by itself costs no load"
+
+
+def test_a_call_that_was_left_and_does_not_end_costs_the_child(host):
+    pieces = host.synthesize(ask("ab[[tone:hang]]"))
+    next(pieces)
+    pid = host.pid
+    pieces.close()
+
+    assert not is_alive(pid)
+    assert speak(host, "Next.").size == 5 * 1440
+
+
+def test_stop_is_seen_in_the_middle_of_a_call(host):
+    host.start()
+    started = time.monotonic()
+    with pytest.raises(Interrupted):
+        list(host.synthesize(ask("ab[[tone:hang]]"), stop=lambda: time.monotonic() - started > 0.2))
+    assert time.monotonic() - started < 2
+    assert speak(host, "Next.").size == 5 * 1440
+
+
+def test_an_open_iterator_is_named_rather_than_waited_for_without_end(host):
+    pieces = host.synthesize(ask("a" * 100))
+    next(pieces)
+    with pytest.raises(RuntimeError, match="still open"):
+        speak(host, "Next.")
+    pieces.close()
+    assert speak(host, "Next.").size == 5 * 1440
+
+
+def test_calls_from_several_threads_are_served_one_after_another(host):
+    heard = {}
+
+    def call(number: int) -> None:
+        heard[number] = speak(host, "a" * (number + 1)).size
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert heard == {number: (number + 1) * 1440 for number in range(8)}
+
+
+def test_close_from_another_thread_ends_a_call_and_leaves_no_process(host):
+    host.start()
+    pid = host.pid
+    threading.Timer(0.3, host.close).start()
+    started = time.monotonic()
+    with pytest.raises(Interrupted):
+        speak(host, "[[tone:hang]]")
+    assert time.monotonic() - started < 2
+    assert not Path(f"/proc/{pid}").exists(), "not even a zombie"
+    with pytest.raises(Interrupted):
+        speak(host, "Hello.")
+
+
+def test_close_while_the_engine_is_loading_leaves_no_process():
+    host = EngineHost("tone", {"load_seconds": "60"}, nice=0, chunk_seconds=10)
+    pids = []
+
+    def close() -> None:
+        pids.append(host.pid)
+        host.close()
+
+    threading.Timer(0.5, close).start()
+    with pytest.raises(Interrupted):
+        host.start()
+    assert not Path(f"/proc/{pids[0]}").exists()
+
+
+def test_close_beside_a_half_read_iterator_kills_the_child_and_the_iterator_says_so(host):
+    pieces = host.synthesize(ask("a[[tone:sleep=30]]b"))
+    next(pieces)
+    pid = host.pid
+    host.close()
+    assert not is_alive(pid)
+    with pytest.raises(Interrupted):
+        next(pieces)
+
+
+def test_an_idle_child_leaves_at_once_when_the_host_is_closed(host):
+    host.start()
+    pid, before = host.pid, len(list(Path("/proc/self/fd").iterdir()))
+    started = time.monotonic()
+    host.close()
+    host.close()
+    assert time.monotonic() - started < 1
+    assert not Path(f"/proc/{pid}").exists()
+    assert len(list(Path("/proc/self/fd").iterdir())) < before
+
+
+def test_the_child_ignores_the_signals_of_its_worker_and_is_nice():
+    with EngineHost("tone", {}, nice=7, chunk_seconds=10) as host:
+        host.start()
+        pid = host.pid
+        assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0) + 7
+        os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGTERM)
+        assert speak(host, "Hello.").size == 6 * 1440
+        assert host.pid == pid
+
+
+def test_no_credential_reaches_the_child():
+    environ = {**os.environ, "VOXFLEET_S3_SECRET_ACCESS_KEY": "hunter2", "OMP_NUM_THREADS": "3"}
+    with EngineHost("tone", {"device": "hunter3"}, nice=0, chunk_seconds=10, environ=environ) as host:
+        assert host.start().device == "hunter3"
+        child = Path(f"/proc/{host.pid}")
+        variables = (child / "environ").read_bytes().split(b"\0")
+        assert b"hunter" not in (child / "environ").read_bytes() + (child / "cmdline").read_bytes()
+        assert b"OMP_NUM_THREADS=3" in variables
+        assert b"MKL_NUM_THREADS=1" in variables
+
+
+def test_an_engine_that_cannot_be_loaded_says_why():
+    for engine, options, words in (
+        ("tune", {}, "hibari, tone"),
+        ("tone", {"rft": "1"}, "no option rft"),
+        ("tone", {"load_seconds": "30"}, "not ready within 0.5 s"),
+    ):
+        limit = 0.5 if "load_seconds" in options else 30
+        with (
+            EngineHost(engine, options, nice=0, chunk_seconds=1, load_seconds=limit) as host,
+            pytest.raises(EngineUnavailable, match=words),
+        ):
+            host.start()
+
+
+def test_what_an_engine_prints_is_logged_and_spoils_nothing(tmp_path, caplog):
+    (tmp_path / "noisy_engine.py").write_text(
+        textwrap.dedent(
+            """
+            import os
+            from speech.engines.tone import ToneFactory
+            class Noisy(ToneFactory):
+                def load(self, options):
+                    print("noise at loading", flush=True)
+                    engine = super().load(options)
+                    speak = engine.synthesize
+                    def synthesize(request):
+                        os.write(1, b"R\\x00\\x00\\x00\\x02{}" * 20000 + b"\\n")
+                        print("noise in a call", flush=True)
+                        yield from speak(request)
+                    engine.synthesize = synthesize
+                    return engine
+            ENGINE = Noisy()
+            """
+        )
+    )
+    package = tmp_path / "noisy_engine-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: noisy-engine\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[voxfleet.engines]\nnoisy = noisy_engine:ENGINE\n")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    caplog.set_level("INFO", logger="voxfleet.engine")
+
+    with EngineHost("noisy", {}, nice=0, chunk_seconds=10, environ=environ) as host:
+        assert speak(host, "Hello.").size == 6 * 1440
+        assert wait_until(lambda: "noise in a call" in caplog.text)
+    assert "noise at loading" in caplog.text
+
+
+def test_a_killed_worker_leaves_no_child(tmp_path):
+    script = textwrap.dedent(
+        """
+        import threading, time
+        from speech.engine import SynthesisRequest
+        from speech.host import EngineHost
+        host = EngineHost("tone", {"faults": "1"}, nice=0, chunk_seconds=60)
+        # Started from a thread that ends: the child must outlive that thread, but not the process.
+        thread = threading.Thread(target=host.start); thread.start(); thread.join(); time.sleep(0.3)
+        request = SynthesisRequest(text="a[[tone:gil]]", voice="sine", language="en", seed=0)
+        for piece in host.synthesize(request):
+            print(host.pid, flush=True)
+        """
+    )
+    worker = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    with worker:
+        pid = int(worker.stdout.readline())
+        assert is_alive(pid)
+        worker.kill()
+    assert wait_until(lambda: not is_alive(pid), 2.0)
+
+
+def test_a_child_whose_worker_is_gone_before_it_looked_leaves():
+    read, write = os.pipe()
+    try:
+        child = subprocess.run(
+            [sys.executable, "-m", "speech.child", "tone", "--fds", str(read), str(write), "--parent", "1"],
+            pass_fds=(read, write),
+            timeout=10,
+            check=False,
+        )
+    finally:
+        os.close(read)
+        os.close(write)
+    assert child.returncode == 0
+
+
+def test_the_real_voice_speaks_through_its_child():
+    with EngineHost("hibari", {}, nice=0, chunk_seconds=30) as host:
+        first = speak(host, "Hello there.", voice="heart", seed=5)
+        check_clip(first, "Hello there.", host.info)
+        assert np.array_equal(first, speak(host, "Hello there.", voice="heart", seed=5))
+        with pytest.raises(UnsupportedText, match="안"):
+            speak(host, "안녕", voice="heart")
+
+
+def test_errors_of_runtimes_are_told_apart_by_their_words():
+    for words in (
+        "CUDA error: out of memory",
+        "std::bad_alloc",
+        "DefaultCPUAllocator: can't allocate memory",
+    ):
+        assert isinstance(translate(RuntimeError(words)), OutOfMemory)
+    assert isinstance(translate(RuntimeError("shape mismatch")), EngineFailed)
+
+
+def test_the_calls_of_a_replaced_child_are_in_the_log_once_each(tmp_path):
+    log = tmp_path / "calls"
+    with EngineHost("tone", {**FAULTS, "log": str(log)}, nice=0, chunk_seconds=10) as host:
+        with contextlib.suppress(EngineDied):
+            speak(host, "[[tone:exit]]")
+        speak(host, "Hello.")
+    calls = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [call["text"] for call in calls] == ["[[tone:exit]]", "Hello."]
+    assert calls[0]["pid"] != calls[1]["pid"]
