@@ -119,7 +119,7 @@ def send(url: str, addresses: Sequence[IpAddress], *, headers: dict[str, str], b
 
 
 class _Line:
-    """A connection that is cut at its deadline: reads that each stay below their timeout could go on for ever."""
+    """A connection that is cut at its deadline: reads that each stay below their timeout may have no end."""
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self.sock = sock

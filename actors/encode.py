@@ -7,6 +7,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -126,7 +127,7 @@ def _check_length(made: Encoded, recorded: list[Clip]) -> None:
     """The audio holds every recorded sample, less the overlaps: nothing was skipped on the way."""
     expected = sum(clip.samples for clip in recorded) - sum(
         overlap_between(before.samples, after.samples, before.sample_rate, CROSSFADE_MS)
-        for before, after in zip(recorded, recorded[1:], strict=False)
+        for before, after in pairwise(recorded)
     )
     if made.pcm_samples != expected:
         raise ClipLost(f"{made.pcm_samples} samples were encoded of {expected}")

@@ -1,4 +1,4 @@
-"""The sweeper: heals what was lost on the way, and deletes what nobody needs. Running it twice is harmless."""
+"""The sweeper: heals what was lost on the way, and deletes what nobody needs. Two of them do no harm."""
 
 from __future__ import annotations
 
@@ -105,7 +105,9 @@ def heavy(sweep: Sweep) -> None:
     sweep.workers.forget()
 
 
-def sweep_until(sweep: Sweep, *, stopped: Callable[[float], bool], clock: Callable[[], float] = time.monotonic) -> None:
+def sweep_until(
+    sweep: Sweep, *, stopped: Callable[[float], bool], clock: Callable[[], float] = time.monotonic
+) -> None:
     """Sweep until `stopped`.
 
     Args:

@@ -133,9 +133,7 @@ def voiced(chunks: Iterable[Chunk]) -> list[Chunk]:
 
 
 def _make(work: Synthesis, claim: Claim, chunk: Chunk, seed: int, lease: Renewal) -> Samples:
-    request = SynthesisRequest(
-        text=chunk.text, voice=claim.job.voice, language=claim.job.language, seed=seed
-    )
+    request = SynthesisRequest(text=chunk.text, voice=claim.job.voice, language=claim.job.language, seed=seed)
     parts = list(work.engine.synthesize(request, stop=lease.lost))
     samples = np.concatenate(parts) if parts else np.zeros(0, np.float32)
     check_clip(samples, chunk.text, work.engine.info)

@@ -184,16 +184,14 @@ def _says_something(text: str) -> bool:
 
 
 def _nul_faults(request: JobRequest) -> list[Fault]:
-    def fault(*path: str) -> Fault:
-        return Fault(pointer=pointer(*path), code="invalid_text", detail="this holds a NUL character")
-
-    voice = request.voice.id if isinstance(request.voice, VoiceRef) else request.voice
-    texts = {"model": request.model, "voice": voice, "webhook_url": request.webhook_url}
-    faults = [fault(name) for name, text in texts.items() if text is not None and "\0" in text]
-    faults += [
-        fault("metadata", name) for name, text in (request.metadata or {}).items() if "\0" in name + text
+    # A NUL in `model` or `voice` makes it one that nobody has.
+    paths: list[tuple[str, ...]] = [
+        ("metadata", name) for name, text in (request.metadata or {}).items() if "\0" in name + text
     ]
-    return faults
+    if request.webhook_url is not None and "\0" in request.webhook_url:
+        paths.append(("webhook_url",))
+    detail = "this holds a NUL character"
+    return [Fault(pointer=pointer(*path), code="invalid_text", detail=detail) for path in paths]
 
 
 def _served(name: str, models: Sequence[ServedModel]) -> ServedModel | None:

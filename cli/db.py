@@ -67,4 +67,6 @@ def reported() -> Iterator[None]:
         yield
     except (SQLAlchemyError, DatabaseUnavailable, CommandError, ValueError) as error:
         line = str(error).partition("\n")[0]
-        raise Failed(f"database: {line} (VOXFLEET_DATABASE_URL)") from error
+        raise Failed(
+            f"database: {line} (VOXFLEET_DATABASE_URL; `voxfleet db upgrade` makes the tables)"
+        ) from error

@@ -8,13 +8,14 @@ import sys
 
 import click
 
-from cli.environment import settings
+from cli.environment import settings, start_logging
 
 
 @click.command()
 def sweeper() -> None:
     """Ring lost bells again, free lost leases, delete what has expired. Safe to run twice."""
     values = settings()
+    start_logging(values.log_level)
     from actors.sweeper import run
 
     sys.exit(run(values))

@@ -9,7 +9,7 @@ import sys
 
 import click
 
-from cli.environment import settings
+from cli.environment import settings, start_logging
 
 
 @click.group()
@@ -26,6 +26,7 @@ def worker() -> None:
 def synth(model: str) -> None:
     """Speak: text to clips, with one model."""
     values = settings()
+    start_logging(values.log_level)
     from actors.worker import run_synth
 
     sys.exit(run_synth(values, model=model))
@@ -35,6 +36,7 @@ def synth(model: str) -> None:
 def media() -> None:
     """Encode, publish, and deliver webhooks."""
     values = settings()
+    start_logging(values.log_level)
     from actors.worker import run_media
 
     sys.exit(run_media(values))

@@ -159,7 +159,8 @@ class Settings(BaseSettings):
         """
         if self.s3_access_key_id is None or self.s3_secret_access_key is None:
             raise MissingSetting(
-                "VOXFLEET_S3_ACCESS_KEY_ID and VOXFLEET_S3_SECRET_ACCESS_KEY must be set (`voxfleet up` sets them)"
+                "VOXFLEET_S3_ACCESS_KEY_ID and VOXFLEET_S3_SECRET_ACCESS_KEY must be set; "
+                "`voxfleet up` sets them for the store that it starts"
             )
         return self.s3_access_key_id.get_secret_value(), self.s3_secret_access_key.get_secret_value()
 

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.pool import Pool
+from sqlalchemy.pool import Pool, QueuePool
 
 #: SQLite before 3.42 answers `unixepoch('subsec')` with NULL and no error.
 _SQLITE_NOW: Final = "(julianday('now') - 2440587.5) * 86400.0"
@@ -48,7 +48,9 @@ class Database:
         """
         parsed = make_url(url)
         self.dialect: Final = parsed.get_backend_name()
-        pool: dict[str, Any] = {} if poolclass is None else {"poolclass": poolclass}
+        pool: dict[str, Any] = {"poolclass": poolclass or QueuePool}
+        if issubclass(pool["poolclass"], QueuePool):
+            pool["pool_timeout"] = busy_seconds
         if self.dialect == "sqlite":
             if parsed.database and parsed.database != ":memory:":
                 Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
@@ -58,15 +60,18 @@ class Database:
         elif self.dialect == "postgresql":
             self._now = now or _POSTGRESQL_NOW
             milliseconds = int(busy_seconds * 1000)
-            self._writer = self._reader = create_engine(
+            self._writer = create_engine(
                 url,
                 pool_pre_ping=True,
-                pool_timeout=busy_seconds,
                 connect_args={
                     "connect_timeout": max(2, int(busy_seconds)),
                     "options": f"-c lock_timeout={milliseconds} -c statement_timeout={6 * milliseconds}",
                 },
                 **pool,
+            )
+            # The same pool; each statement of a READ COMMITTED transaction would see another state.
+            self._reader = self._writer.execution_options(
+                isolation_level="REPEATABLE READ", postgresql_readonly=True
             )
         else:
             raise ValueError(f"database {self.dialect!r} is not supported; use sqlite:/// or postgresql://")
@@ -106,8 +111,11 @@ class Database:
         Raises:
             DatabaseUnavailable.
         """
-        with self.read() as connection:
-            connection.execute(text("SELECT 1 FROM jobs LIMIT 1"))
+        try:
+            with self.read() as connection:
+                connection.execute(text("SELECT 1 FROM jobs LIMIT 1"))
+        except ProgrammingError as error:
+            raise DatabaseUnavailable(_first_line(error)) from error
 
     def close(self) -> None:
         """Close every idle connection."""
@@ -142,6 +150,11 @@ def _sqlite(url: str, busy_seconds: float, pool: dict[str, Any], *, begin: str, 
         connection.exec_driver_sql(begin)
 
     return engine
+
+
+def storable(message: str) -> str:
+    """Return a foreign message as every database takes it: no NUL, no lone surrogates."""
+    return message.encode("utf-8", "replace").decode().replace("\x00", "?")
 
 
 @contextmanager

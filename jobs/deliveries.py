@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, select, text, update
 
 from jobs import leases
-from jobs.database import Database
+from jobs.database import Database, storable
 from jobs.events import SCHEDULE
 from jobs.tables import deliveries, events
 
@@ -41,35 +41,45 @@ class DeliveryStore:
     def claim(self, queue: str, *, holder: str) -> Delivery | None:
         """Take the delivery that has been due the longest, or None.
 
-        An attempt whose worker died counts: its receiver may have seen it.
+        An attempt whose worker died counts: its receiver may have seen it. If it was the last one, the
+        delivery is given up, and the next one is taken.
         """
-        with self._db.write() as connection:
-            now = self._db.now(connection)
-            row = (
-                connection.execute(text(_DUE.format(locking=self._db.locking)), {"queue": queue, "now": now})
-                .mappings()
-                .one_or_none()
-            )
-            if row is None:
-                return None
-            attempts = row["attempts"] + (row["holder"] is not None)
-            values = leases.claimed(holder=holder, now=now, lease_seconds=self._lease_seconds)
-            connection.execute(
-                update(deliveries)
-                .where(deliveries.c.id == row["id"])
-                .values(values | {"epoch": row["epoch"] + 1, "attempts": attempts})
-            )
-            payload = connection.execute(
-                select(events.c.payload).where(events.c.id == row["event"])
-            ).scalar_one()
-            return Delivery(
-                id=row["id"],
-                epoch=row["epoch"] + 1,
-                event_id=row["event"],
-                url=row["url"],
-                payload=payload.encode(),
-                attempts=attempts,
-            )
+        while True:
+            with self._db.write() as connection:
+                now = self._db.now(connection)
+                row = (
+                    connection.execute(
+                        text(_DUE.format(locking=self._db.locking)), {"queue": queue, "now": now}
+                    )
+                    .mappings()
+                    .one_or_none()
+                )
+                if row is None:
+                    return None
+                attempts = row["attempts"] + (row["holder"] is not None)
+                if attempts >= len(SCHEDULE):
+                    ended = {"status": "failed", "error": "the last worker to try died", "completed_at": now}
+                    self._write(
+                        connection, row["id"], row["epoch"], leases.ENDED | ended | {"attempts": attempts}
+                    )
+                    continue
+                values = leases.claimed(holder=holder, now=now, lease_seconds=self._lease_seconds)
+                connection.execute(
+                    update(deliveries)
+                    .where(deliveries.c.id == row["id"])
+                    .values(values | {"epoch": row["epoch"] + 1, "attempts": attempts})
+                )
+                payload = connection.execute(
+                    select(events.c.payload).where(events.c.id == row["event"])
+                ).scalar_one()
+                return Delivery(
+                    id=row["id"],
+                    epoch=row["epoch"] + 1,
+                    event_id=row["event"],
+                    url=row["url"],
+                    payload=payload.encode(),
+                    attempts=attempts,
+                )
 
     def delivered(self, delivery: Delivery, *, status: int) -> None:
         """The receiver took it."""
@@ -87,8 +97,8 @@ class DeliveryStore:
             return
         with self._db.write() as connection:
             values = leases.released(visible_at=self._db.now(connection) + SCHEDULE[attempts])
-            values |= {"attempts": attempts, "response_status": status, "error": error}
-            self._write(connection, delivery, values)
+            values |= {"attempts": attempts, "response_status": status, "error": storable(error)}
+            self._write(connection, delivery.id, delivery.epoch, values)
 
     def _finish(
         self, delivery: Delivery, state: str, *, response_status: int | None, error: str | None = None
@@ -98,10 +108,10 @@ class DeliveryStore:
                 "status": state,
                 "attempts": delivery.attempts + 1,
                 "response_status": response_status,
-                "error": error,
+                "error": None if error is None else storable(error),
                 "completed_at": self._db.now(connection),
             }
-            self._write(connection, delivery, values)
+            self._write(connection, delivery.id, delivery.epoch, values)
 
-    def _write(self, connection: Connection, delivery: Delivery, values: dict[str, Any]) -> None:
-        leases.write(connection, deliveries, delivery.id, delivery.epoch, values)
+    def _write(self, connection: Connection, row_id: str, epoch: int, values: dict[str, Any]) -> None:
+        leases.write(connection, deliveries, row_id, epoch, values)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, RowMapping, delete, exists, func, insert, select, text, update
 
 from jobs import leases
-from jobs.database import Database
+from jobs.database import Database, storable
 from jobs.events import COMPLETED, FAILED, event_payload
 from jobs.job import (
     PIPELINE_VERSION,
@@ -44,7 +44,10 @@ _JOB_COLUMNS: Final = [
 ]
 
 _CLASS = text(
-    "SELECT class FROM jobs WHERE queue = :queue AND class > :above AND visible_at <= :now ORDER BY class LIMIT 1"
+    """
+    SELECT class FROM jobs WHERE queue = :queue AND class > :above AND visible_at <= :now
+    ORDER BY class LIMIT 1
+    """
 )
 # Skip-scan: one step of the index per tenant, however many jobs each has.
 _LANES = text(
@@ -58,7 +61,8 @@ _LANES = text(
         UNION ALL
         SELECT (
             SELECT j.tenant_id FROM jobs AS j
-            WHERE j.queue = :queue AND j.class = :class AND j.tenant_id > lane.tenant_id AND j.visible_at <= :now
+            WHERE j.queue = :queue AND j.class = :class AND j.tenant_id > lane.tenant_id
+              AND j.visible_at <= :now
             ORDER BY j.tenant_id LIMIT 1
         )
         FROM lane WHERE lane.tenant_id IS NOT NULL
@@ -168,6 +172,9 @@ class JobStore:
         Raises:
             JobNotFound: there is none, or it is another tenant's.
         """
+        if not job_id.isprintable():
+            # PostgreSQL refuses to look for a NUL.
+            raise JobNotFound(job_id)
         with self._db.read() as connection:
             row = (
                 connection.execute(
@@ -208,7 +215,7 @@ class JobStore:
                     Status.FAILED,
                     error=JobError(
                         code="worker_lost",
-                        message=f"{failures} workers in a row died or fell silent while they worked on this job",
+                        message=f"{failures} workers in a row died or fell silent while they worked on it",
                     ),
                     failures=failures,
                 )
@@ -531,7 +538,7 @@ class JobStore:
             "stage": None,
             "completed_at": now,
             "expires_at": expires_at,
-            "error": None if error is None else json.dumps(asdict(error), ensure_ascii=False),
+            "error": None if error is None else json.dumps(_stored(error), ensure_ascii=False),
             "result": None if audio is None else json.dumps(asdict(audio)),
             "version": jobs.c.version + 1,
         }
@@ -586,7 +593,7 @@ class JobStore:
 
     def _with_error(self, connection: Connection, job_id: JobId, error: JobError) -> dict[str, Any]:
         stored = connection.execute(select(jobs.c.errors).where(jobs.c.id == job_id)).scalar_one_or_none()
-        kept = (json.loads(stored or "[]") + [asdict(error)])[-KEPT_ERRORS:]
+        kept = [*json.loads(stored or "[]"), _stored(error)][-KEPT_ERRORS:]
         return {"errors": json.dumps(kept, ensure_ascii=False)}
 
     def _until(self, connection: Connection) -> float:
@@ -627,6 +634,10 @@ def _job(row: RowMapping) -> Job:
         epoch=row["epoch"],
         failures=row["failures"],
     )
+
+
+def _stored(error: JobError) -> dict[str, Any]:
+    return asdict(error) | {"message": storable(error.message)}
 
 
 def _clip(row: RowMapping) -> Clip:

@@ -66,7 +66,9 @@ _WINDOW: Final = 4000
 
 #: Ends of sentence that are none, on top of those which sentencex knows; lower case, by base language.
 _ABBREVIATIONS: Final[dict[str, frozenset[str]]] = {
-    "en": frozenset({"approx", "ext", "est", "resp", "mt", "messrs", "gov", "gen", "capt", "col", "sgt", "lt"}),
+    "en": frozenset(
+        {"approx", "ext", "est", "resp", "mt", "messrs", "gov", "gen", "capt", "col", "sgt", "lt"}
+    ),
     "fr": frozenset({"m", "mm", "mme", "mmes", "mlle", "mlles", "dr", "pr", "me", "mgr", "env", "av", "p"}),
     "es": frozenset({"sr", "sra", "srta", "dr", "dra", "ud", "uds", "aprox", "núm"}),
     "de": frozenset({"dr", "prof", "hr", "fr", "nr", "ca", "bzw", "evtl", "ggf"}),
@@ -83,14 +85,16 @@ _JA_QUOTE_GOES_ON: Final = re.compile(
 _CJK_ELLIPSIS: Final = re.compile(r"(?:…{2,}|\.{6,})[”’」』）]*(?=[\u3040-\u30ff\u3400-\u9fff])")
 
 _CLOSERS: Final = r"[\"'”’»)\]」』）】》]*"
+# Possessive, and begun only at the first of several marks: linear for any text.
 _CLAUSE: Final = re.compile(
-    rf"(?P<strong>[;:!?]+{_CLOSERS}\s+|[；：؛。！？؟।]+{_CLOSERS}\s*)"
-    rf"|(?P<weak>,+{_CLOSERS}\s+|[，、،…—]+{_CLOSERS}\s*|\s[-–]+\s+)"
+    rf"(?P<strong>(?<![;:!?])[;:!?]++{_CLOSERS}+\s+|[；：؛。！？؟।]+{_CLOSERS}\s*)"
+    rf"|(?P<weak>(?<!,),++{_CLOSERS}+\s+|[，、،…—]+{_CLOSERS}\s*|\s[-–]++\s+)"
     r"|(?P<space>\s+)"
 )
 _WHOLE: Final = re.compile(
     r"(?:https?://|www\.)[!-~]+"
     r"|<[^<>\n]{1,200}>|\[\[[^\[\]\n]{1,200}\]\]|\[[^\[\]\n]{1,200}\]"
+    r"|[\U0001f1e6-\U0001f1ff]{2}"  # a flag
     r"|\d{1,3}(?:[ \u00a0\u202f]\d{3})+(?!\d)"
     r"|\d+(?:[.,:/'’，．·-]\d+)*"
 )
@@ -304,6 +308,8 @@ def _cheapest(text: str, origin: int, cuts: list[_Cut], max_chars: int) -> list[
     for begin, end in zip(begins, begins[1:], strict=False):
         words.append(words[-1] + _has_word(text[begin:end]))
     last = len(cuts)
+    prices = [_chunk_cost(size, max_chars) for size in range(max_chars + 1)]
+    borders = [0.0, *(COSTS[cut.border] for cut in cuts)]
     cost = [0.0] * (last + 1)
     choice = [last] * (last + 1)
     for here in range(last - 1, -1, -1):
@@ -312,7 +318,7 @@ def _cheapest(text: str, origin: int, cuts: list[_Cut], max_chars: int) -> list[
             size = ends[there] - begins[here]
             if size > max_chars:
                 break
-            price = cost[there] + _chunk_cost(size, max_chars) + COSTS[cuts[there - 1].border]
+            price = cost[there] + prices[size] + borders[there]
             if words[there] == words[here]:
                 price += _UNSPEAKABLE_COST
             if price <= best:
@@ -334,7 +340,7 @@ def _chunk_cost(size: int, max_chars: int) -> float:
 
 
 def _unbreakable(text: str, max_chars: int) -> bytearray:
-    """Return a flag per place in `text`: whether it is inside a number, tag or URL that fits a chunk."""
+    """Return a flag per place in `text`: whether it is inside a number, tag, flag or URL that fits a chunk."""
     flags = bytearray(len(text) + 1)
     for match in _WHOLE.finditer(text):
         inside = match.end() - match.start() - 1
@@ -360,7 +366,6 @@ def _may_begin(text: str, at: int) -> bool:
         or "\U0001f3fb" <= char <= "\U0001f3ff"  # skin tones
         or "\U000e0020" <= char <= "\U000e007f"  # the tags of a flag
         or "\u1160" <= char <= "\u11ff"  # conjoining jamo
-        or (_regional(char) and _regional_before(text, at) % 2 == 1)
     )
 
 
@@ -379,18 +384,6 @@ def _parts_no_word(text: str, at: int) -> bool:
 def _in_word(char: str) -> bool:
     # Scripts that are written without spaces have no case; those with case part their words by spaces.
     return char.isascii() or char.lower() != char.upper()
-
-
-def _regional(char: str) -> bool:
-    return "\U0001f1e6" <= char <= "\U0001f1ff"
-
-
-def _regional_before(text: str, at: int) -> int:
-    #: A flag is two letters; nobody writes more than a few hundred flags in a row.
-    first = at
-    while first > max(0, at - 1000) and _regional(text[first - 1]):
-        first -= 1
-    return at - first
 
 
 def _has_word(text: str) -> bool:

@@ -76,7 +76,9 @@ def problems(path: str) -> list[str]:
     if not able.version:
         return [f"{path} does not run as ffmpeg: {_REMEDY}"]
     needs = (("libsoxr", able.soxr), ("libmp3lame", able.mp3))
-    return [f"{path} ({able.version}) lacks a working {part}: {_REMEDY}" for part, works in needs if not works]
+    return [
+        f"{path} ({able.version}) lacks a working {part}: {_REMEDY}" for part, works in needs if not works
+    ]
 
 
 def _run(path: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:

@@ -48,7 +48,7 @@ EXPOSE 8000
 STOPSIGNAL SIGTERM
 
 # urlopen raises, and so fails the check, on any answer that is not a success.
-HEALTHCHECK --interval=15s --timeout=5s --start-period=30s --start-interval=1s --retries=3 \
+HEALTHCHECK --interval=15s --timeout=5s --start-period=30s --retries=3 \
     CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/healthz', timeout=4)"]
 
 ENTRYPOINT ["voxfleet"]

@@ -55,7 +55,7 @@ STOPSIGNAL SIGTERM
 
 # Healthy is a worker of this host that has lately written its row in the job table: it lives, its settings
 # are right, and it reaches the database.
-HEALTHCHECK --interval=30s --timeout=10s --start-period=60s --start-interval=2s --retries=3 \
+HEALTHCHECK --interval=30s --timeout=10s --start-period=60s --retries=3 \
     CMD ["python", "-c", "import contextlib, socket, sys; \
 from sqlalchemy import select; \
 from config.settings import load; \
@@ -63,7 +63,8 @@ from jobs.database import connect; \
 from jobs.tables import workers as w; \
 from jobs.workers import ALIVE_SECONDS; \
 db = connect(load().database); \
-c = contextlib.ExitStack().enter_context(db.read()); \
+stack = contextlib.ExitStack(); \
+c = stack.enter_context(db.read()); \
 fresh = w.c.seen_at > db.now(c) - ALIVE_SECONDS; \
 mine = w.c.id.startswith(socket.gethostname()[:60] + ':', autoescape=True); \
 sys.exit(c.execute(select(w.c.id).where(fresh, mine)).first() is None)"]

@@ -78,7 +78,7 @@ class MemoryStore:
 
 @dataclass
 class FakeEngine:
-    """A hundred samples for each code point, of a level that follows from the text; `fails` is raised, once each."""
+    """A hundred samples for each code point, of a level that follows from the text."""
 
     max_chars: int = 40
     fails: list[EngineError] = field(default_factory=list)

@@ -77,7 +77,7 @@ def test_every_chunk_is_staged_and_recorded_and_the_job_is_handed_to_the_encoder
     synthesize(work)
 
     clips = jobs.clips(job.id)
-    assert [(clip.text_start, clip.text_end) for clip in clips][0][0] == 0
+    assert clips[0].text_start == 0
     assert clips[-1].text_end == len(TEXT)
     assert [request.text for request in engine.spoken] == [
         TEXT[clip.text_start : clip.text_end].strip() for clip in clips
@@ -95,7 +95,12 @@ def test_every_chunk_is_staged_and_recorded_and_the_job_is_handed_to_the_encoder
 
 
 def test_work_resumes_after_the_last_recorded_clip_even_when_chunks_are_cut_differently(
-    work: Synthesis, jobs: JobStore, objects: MemoryStore, engine: FakeEngine, bells: Bells, database: Database
+    work: Synthesis,
+    jobs: JobStore,
+    objects: MemoryStore,
+    engine: FakeEngine,
+    bells: Bells,
+    database: Database,
 ) -> None:
     job = ask(jobs, TEXT)
     died = EngineDied("killed")

@@ -150,12 +150,7 @@ WRITES: Final[dict[str, Callable[[DeliveryStore, Delivery], None]]] = {
 @pytest.mark.parametrize("name", WRITES)
 @pytest.mark.parametrize("lost_to", ["another holder", "its own earlier answer"])
 def test_whoever_lost_a_delivery_changes_nothing_of_it(
-    outbox: DeliveryStore,
-    database: Database,
-    announce: Callable[[], JobId],
-    clock: Clock,
-    name: str,
-    lost_to: str,
+    outbox: DeliveryStore, clock: Clock, announce: Callable[[], JobId], name: str, lost_to: str
 ) -> None:
     announce()
     first = _claim(outbox)
@@ -164,12 +159,12 @@ def test_whoever_lost_a_delivery_changes_nothing_of_it(
         assert _claim(outbox, "another").epoch == first.epoch + 1
     else:
         outbox.attempt_failed(first, error="late")
-    before = everything(database)
+    before = everything(clock.database)
 
     with pytest.raises(Fenced):
         WRITES[name](outbox, first)
 
-    assert everything(database) == before
+    assert everything(clock.database) == before
 
 
 def test_an_attempt_whose_sender_died_counts(

@@ -149,5 +149,5 @@ def test_a_step_that_breaks_off_leaves_nothing(empty_url: str) -> None:
 
 
 def test_a_password_with_percent_signs_is_no_riddle() -> None:
-    with pytest.raises(Exception, match="(?i)connect"):
+    with pytest.raises(Exception, match=r"(?i)connect"):
         migrate.upgrade("postgresql+psycopg://u:p%25%40x@127.0.0.1:1/none")

@@ -121,7 +121,7 @@ class Fleet:
                     continue
                 environ = (entry / "environ").read_bytes().decode("utf-8", "replace")
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-                cwd = os.readlink(entry / "cwd")
+                cwd = str((entry / "cwd").readlink())
                 if any(mark in environ or mark in command or mark in cwd for mark in marks):
                     found[int(entry.name)] = command
         return found

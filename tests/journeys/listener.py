@@ -13,7 +13,7 @@ from typing import Any
 from speech import ffmpeg
 
 #: The words that both sides may write as digits.
-_UNITS = "zero one two three four five six seven eight nine ten eleven twelve".split()
+_UNITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven")
 
 
 @dataclass(frozen=True)

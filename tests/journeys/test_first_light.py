@@ -24,6 +24,7 @@ from .listener import examine, transcribe, word_error_rate
 
 pytestmark = pytest.mark.slow
 
+# ruff: noqa: E501 (prose)
 PROSE = """\
 The harbour was quiet before dawn. Two fishermen carried their nets along the wooden pier, speaking in low \
 voices so that nobody in the town would wake. A small lamp swung from the mast of the nearest boat.

@@ -1,0 +1,207 @@
+"""The media handler over a real job table and a real ffmpeg: what is published, and what is not."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select, update
+
+from actors.bell import WEBHOOK_QUEUE
+from actors.encode import Media, encode
+from actors.synthesize import Synthesis, synthesize
+from jobs.database import Database, DatabaseUnavailable
+from jobs.job import Claim, Job, PublishedAudio, Status
+from jobs.store import JobStore
+from jobs.tables import events
+from jobs.tables import jobs as jobs_table
+from jobs.tables import objects as ledger
+from speech import ffmpeg
+from speech.audio import Audio
+from speech.encode import DiskFull, Encoded, Mp3Encoder
+
+from .conftest import PUBLIC_URL, ask
+from .doubles import Bells, FakeEngine, MemoryStore
+
+TEXT = "The first sentence is here. The second one follows it. And the third one ends it."
+
+
+@pytest.fixture
+def objects() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def bells() -> Bells:
+    return Bells()
+
+
+@pytest.fixture
+def work(jobs: JobStore, objects: MemoryStore, bells: Bells, tmp_path: Path) -> Media:
+    return _work(jobs, objects, bells, tmp_path, Mp3Encoder(ffmpeg.find(None)))
+
+
+def _work(jobs: JobStore, objects: MemoryStore, bells: Bells, tmp_path: Path, encoder: Mp3Encoder) -> Media:
+    folder = tmp_path / "tmp"
+    folder.mkdir(exist_ok=True)
+    return Media(holder="m", jobs=jobs, objects=objects, encoder=encoder, temp_dir=folder, ring=bells)
+
+
+def _spoken(jobs: JobStore, objects: MemoryStore, *, webhook_url: str | None = None) -> Job:
+    """Leave a job whose clips are recorded."""
+    job = ask(jobs, TEXT, webhook_url=webhook_url)
+    synthesize(
+        Synthesis(
+            queue="cpu.fake",
+            holder="w",
+            jobs=jobs,
+            objects=objects,
+            engine=FakeEngine(),
+            ring=Bells(),
+            leaving=lambda: False,
+        )
+    )
+    return job
+
+
+def _let_go(database: Database) -> None:
+    with database.write() as connection:
+        connection.execute(update(jobs_table).values(visible_at=0.0))
+
+
+def _count(database: Database, table: object) -> int:
+    with database.read() as connection:
+        return int(connection.execute(select(func.count()).select_from(table)).scalar_one())  # type: ignore[arg-type]
+
+
+def test_the_audio_is_published_with_its_checksum_and_the_clips_are_gone(
+    work: Media, jobs: JobStore, objects: MemoryStore, bells: Bells
+) -> None:
+    job = _spoken(jobs, objects, webhook_url="https://example.org/hook")
+
+    encode(work)
+
+    after = jobs.get(job.id, "ten_a")
+    assert after.status is Status.COMPLETED
+    assert after.audio is not None
+    assert list(objects.objects) == [after.audio.key] == [f"audio/1d/{job.id}/2.mp3"]
+    body, content_type = objects.objects[after.audio.key]
+    assert content_type == "audio/mpeg"
+    assert hashlib.sha256(body).hexdigest() == after.audio.sha256
+    # A hundred samples for each character, less two overlaps of 50 ms, at 1 kHz.
+    spoken = sum(clip.samples for clip in jobs.clips(job.id))
+    assert after.audio.duration_ms == spoken - 50 * (len(jobs.clips(job.id)) - 1)
+    assert after.expires_at is not None
+    assert after.completed_at is not None
+    assert (after.expires_at - after.completed_at).total_seconds() == pytest.approx(86_400)
+    assert bells.rung == [WEBHOOK_QUEUE]
+    assert list(work.temp_dir.iterdir()) == []
+
+
+@pytest.mark.parametrize("harm", ["gone", "damaged"])
+def test_audio_with_a_clip_missing_is_never_published(
+    harm: str, work: Media, jobs: JobStore, objects: MemoryStore, database: Database
+) -> None:
+    job = _spoken(jobs, objects)
+    key = jobs.clips(job.id)[1].key
+    body, content_type = objects.objects[key]
+    if harm == "gone":
+        del objects.objects[key]
+    else:
+        objects.objects[key] = (body[:-2] + b"\x00\x01", content_type)
+
+    for _ in range(3):
+        encode(work)
+        _let_go(database)
+
+    after = jobs.get(job.id, "ten_a")
+    assert after.status is Status.FAILED
+    assert after.error is not None
+    assert after.error.code == "clip_lost"
+    assert [key for key in objects.objects if key.startswith("audio/")] == []
+    assert list(work.temp_dir.iterdir()) == []
+
+
+def test_a_full_disk_is_tried_again_and_then_named(
+    jobs: JobStore, objects: MemoryStore, bells: Bells, tmp_path: Path, database: Database
+) -> None:
+    class Full(Mp3Encoder):
+        def encode(self, pieces: Iterable[Audio], path: Path) -> Encoded:
+            raise DiskFull("no room")
+
+    job = _spoken(jobs, objects)
+    work = _work(jobs, objects, bells, tmp_path, Full(ffmpeg.find(None)))
+    for _ in range(3):
+        assert jobs.get(job.id, "ten_a").status is Status.IN_PROGRESS
+        encode(work)
+        _let_go(database)
+
+    after = jobs.get(job.id, "ten_a")
+    assert after.error is not None
+    assert after.error.code == "disk_full"
+
+
+def test_an_outage_of_the_store_is_not_the_jobs_fault(
+    work: Media, jobs: JobStore, objects: MemoryStore, database: Database
+) -> None:
+    job = _spoken(jobs, objects)
+    objects.down = True
+    for _ in range(5):
+        encode(work)
+        _let_go(database)
+    assert jobs.get(job.id, "ten_a").failures == 0
+    objects.down = False
+
+    encode(work)
+
+    assert jobs.get(job.id, "ten_a").status is Status.COMPLETED
+
+
+def test_a_job_that_was_taken_while_it_was_uploaded_is_committed_by_the_new_holder_alone(
+    work: Media, jobs: JobStore, objects: MemoryStore, database: Database
+) -> None:
+    job = _spoken(jobs, objects)
+
+    def steal(key: str) -> None:
+        objects.after_put = lambda key: None
+        _let_go(database)
+        encode(work)
+
+    objects.after_put = steal
+    encode(work)
+
+    after = jobs.get(job.id, "ten_a")
+    assert after.audio is not None
+    assert after.audio.key == f"audio/1d/{job.id}/3.mp3"
+    assert _count(database, events) == 1
+    # The loser's object is in the ledger, and so within the sweeper's reach.
+    with database.read() as connection:
+        states = dict(connection.execute(select(ledger.c.key, ledger.c.state)).tuples().all())
+    assert states == {f"audio/1d/{job.id}/2.mp3": "pending", f"audio/1d/{job.id}/3.mp3": "live"}
+
+
+def test_a_commit_whose_answer_was_lost_is_recognised(
+    objects: MemoryStore, bells: Bells, tmp_path: Path, database: Database
+) -> None:
+    class Cut(JobStore):
+        def complete(self, claim: Claim, audio: PublishedAudio) -> Job:
+            super().complete(claim, audio)
+            raise DatabaseUnavailable("the connection broke after the commit")
+
+    jobs = Cut(database, public_url=PUBLIC_URL)
+    job = _spoken(jobs, objects)
+
+    encode(_work(jobs, objects, bells, tmp_path, Mp3Encoder(ffmpeg.find(None))))
+
+    after = jobs.get(job.id, "ten_a")
+    assert after.status is Status.COMPLETED
+    assert after.audio is not None
+    assert list(objects.objects) == [after.audio.key]
+
+
+def test_a_bell_without_work_does_nothing(work: Media, bells: Bells) -> None:
+    encode(work)
+
+    assert bells.rung == []

@@ -1,0 +1,156 @@
+"""The API under gunicorn and gevent: what waits in C, in a socket or in a hostile client stops nobody else."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from api.bodies import LARGEST_BODY
+
+from .server import Api, api
+
+_HOLD = """
+import sqlite3, sys, time
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+print("held", flush=True)
+time.sleep(float(sys.argv[2]))
+connection.execute("ROLLBACK")
+"""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """Give an API whose broker is down."""
+    with api(tmp_path_factory.mktemp("api")) as running:
+        yield running
+
+
+@contextmanager
+def _write_lock(database: Path, seconds: float) -> Iterator[None]:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(database), str(seconds)], stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    with holder.stdout:
+        assert holder.stdout.readline() == "held\n"
+        try:
+            yield
+        finally:
+            holder.kill()
+            holder.wait()
+
+
+def _slowest_health(served: Api, *, seconds: float) -> float:
+    slowest, end = 0.0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        began = time.perf_counter()
+        assert served.ask("GET", "/healthz")[0] == 200
+        slowest = max(slowest, time.perf_counter() - began)
+        time.sleep(0.01)
+    return slowest
+
+
+def _meanwhile(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_health_does_not_wait_for_the_write_lock_and_submits_end_in_time(served: Api) -> None:
+    assert served.submit()[0] == 202
+    answers: list[tuple[int, str | None, float]] = []
+
+    def submit() -> None:
+        began = time.monotonic()
+        status, headers, _ = served.submit()
+        answers.append((status, headers.get("retry-after"), time.monotonic() - began))
+
+    with _write_lock(served.database, 2.0):
+        threads = [_meanwhile(submit) for _ in range(8)]
+        slowest = _slowest_health(served, seconds=2.0)
+        for thread in threads:
+            thread.join()
+
+    print(f"slowest /healthz {1000 * slowest:.0f} ms; submits {answers}")  # noqa: T201 - shown by `pytest -s`
+    assert slowest < 0.05
+    assert all(status == 202 or (status, retry) == (503, "1") for status, retry, _ in answers)
+    assert max(seconds for *_, seconds in answers) < 2.7
+    assert served.submit()[0] == 202
+
+
+def test_reads_do_not_wait_for_the_write_lock(served: Api) -> None:
+    job = served.submit()[2]
+    with _write_lock(served.database, 2.0):
+        began = time.monotonic()
+        assert served.ask("GET", f"/v1/speech/jobs/{job['id']}")[0] == 200
+        assert time.monotonic() - began < 0.5
+
+
+def test_a_broker_that_never_answers_slows_no_request(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with api(tmp_path, broker=f"redis://127.0.0.1:{silent.getsockname()[1]}/0") as served:
+            assert served.submit()[0] == 202
+            began = time.perf_counter()
+            for _ in range(20):
+                assert served.submit()[0] == 202
+            each = (time.perf_counter() - began) / 20
+            readiness = _meanwhile(lambda: _not_ready(served))
+            slowest = _slowest_health(served, seconds=2.5)
+            readiness.join()
+
+    print(f"slowest /healthz {1000 * slowest:.0f} ms; a submit {1000 * each:.0f} ms")  # noqa: T201
+    assert slowest < 0.05
+    assert each < 0.2
+
+
+def _not_ready(served: Api) -> None:
+    began = time.monotonic()
+    status, _, body = served.ask("GET", "/readyz")
+    assert status == 503
+    assert body["checks"]["broker"]["ok"] is False
+    assert body["checks"]["database"]["ok"] is True
+    assert time.monotonic() - began < 3
+
+
+def test_a_body_over_the_limit_is_refused_before_it_is_read(served: Api) -> None:
+    reply = served.raw(
+        b"POST /v1/speech/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"X-API-Key: " + served.secret.encode() + b"\r\nContent-Length: 100000000\r\n\r\n"
+    )
+    assert reply.startswith(b"HTTP/1.1 413 ")
+    assert b"body_too_large" in reply or b"application/problem+json" in reply
+
+
+def _chunked(served: Api, chunks: bytes) -> bytes:
+    return served.raw(
+        b"POST /v1/speech/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"X-API-Key: " + served.secret.encode() + b"\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks
+    )
+
+
+def test_chunked_bodies_are_read_and_limited(served: Api) -> None:
+    assert _chunked(served, b'12\r\n{"input":"Hello."}\r\n0\r\n\r\n').startswith(b"HTTP/1.1 202 ")
+    large = b"%x\r\n%s\r\n0\r\n\r\n" % (LARGEST_BODY + 1, b" " * (LARGEST_BODY + 1))
+    assert _chunked(served, large).startswith(b"HTTP/1.1 413 ")
+
+
+def test_broken_chunks_are_a_bad_request(served: Api) -> None:
+    assert _chunked(served, b"zz\r\n{}\r\n0\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+
+
+def test_hostile_bodies_leave_the_server_well(served: Api) -> None:
+    kind = {"Content-Type": "application/json"}
+    for body in (b"[" * 1_000_000, b'{"input":"\\ud800"}', b'{"seed":' + b"1" * 1_000_000 + b"}", b"\xff"):
+        status, headers, _ = served.ask("POST", "/v1/speech/jobs", body, **kind)
+        assert 400 <= status < 500
+        assert headers["content-type"] == "application/problem+json"
+    assert "Traceback" not in served.log.read_text()

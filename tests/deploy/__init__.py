@@ -1,0 +1,1 @@
+"""What an operator deploys: the compose file and the images."""
