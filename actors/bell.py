@@ -69,7 +69,7 @@ def connect(url: str) -> RedisBroker:
     pool = redis.ConnectionPool.from_url(
         url, retry=Retry(NoBackoff(), 0), socket_timeout=2, socket_connect_timeout=1
     )
-    return RedisBroker(
+    return RedisBroker(  # type: ignore[no-untyped-call]
         client=redis.Redis(connection_pool=pool),
         namespace=NAMESPACE,
         middleware=[],

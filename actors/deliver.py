@@ -50,7 +50,12 @@ class Outbox:
 
 def deliver(work: Outbox) -> None:
     """Make one attempt at the delivery that has been due the longest."""
-    delivery = work.deliveries.claim(WEBHOOK_QUEUE, holder=work.holder)
+    try:
+        delivery = work.deliveries.claim(WEBHOOK_QUEUE, holder=work.holder)
+    except DatabaseUnavailable as error:
+        # The sweeper rings again.
+        log.warning("no delivery could be claimed: %s", error)
+        return
     if delivery is None:
         return
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import tempfile
@@ -17,7 +18,7 @@ from jobs.database import DatabaseUnavailable
 from jobs.job import Claim, Clip, Fenced, Job, JobError, JobId, PublishedAudio
 from jobs.store import JobStore
 from speech.audio import Audio, from_pcm_s16le, join, overlap_between
-from speech.encode import Encoded, EncodeError, Mp3Encoder, disk_full
+from speech.encode import Encoded, EncodeError, Mp3Encoder
 from storage.keys import audio_key, staged_prefix
 from storage.store import ObjectNotFound, ObjectStore, StoreError, StoreUnavailable
 
@@ -48,29 +49,42 @@ class Media:
 
 def encode(work: Media) -> None:
     """Turn the recorded clips of the most urgent job into its published audio."""
-    claim = work.jobs.claim(MEDIA_QUEUE, holder=work.holder)
+    try:
+        claim = work.jobs.claim(MEDIA_QUEUE, holder=work.holder)
+    except DatabaseUnavailable as error:
+        # The sweeper rings again.
+        log.warning("no job could be claimed: %s", error)
+        return
     if claim is None:
         return
     job = claim.job
     log.info("job %s epoch %d: encoding %d clips", job.id, job.epoch, claim.clips)
     with Renewal(lambda: work.jobs.renew(job.id, job.epoch), lease_seconds=claim.lease_seconds) as lease:
         try:
-            published = _publish(work, claim, lease)
+            _try(work, claim, lease)
         except Fenced:
             log.info("job %s epoch %d is no longer ours", job.id, job.epoch)
-        except StoreUnavailable as error:
-            log.warning("job %s waits: %s", job.id, error)
-            work.jobs.postpone(claim, _error(error), seconds=OUTAGE_SECONDS)
         except DatabaseUnavailable as error:
             # The row stays held until the lease runs out, and the next holder encodes again.
             log.warning("job %s epoch %d: %s", job.id, job.epoch, error)
-        except (EncodeError, StoreError, ClipLost, OSError) as error:
-            _blame(work, claim, error)
-        except Exception as error:
-            log.exception("job %s epoch %d", job.id, job.epoch)
-            _blame(work, claim, error)
-        else:
-            _after(work, claim, published)
+
+
+def _try(work: Media, claim: Claim, lease: Renewal) -> None:
+    """Publish the job, or write down why it could not be done now."""
+    try:
+        published = _publish(work, claim, lease)
+    except (Fenced, DatabaseUnavailable):
+        raise
+    except StoreUnavailable as error:
+        log.warning("job %s waits: %s", claim.job.id, error)
+        work.jobs.postpone(claim, _error(error), seconds=OUTAGE_SECONDS)
+    except (EncodeError, StoreError, ClipLost, OSError) as error:
+        _blame(work, claim, error)
+    except Exception as error:
+        log.exception("job %s epoch %d", claim.job.id, claim.job.epoch)
+        _blame(work, claim, error)
+    else:
+        _after(work, claim, published)
 
 
 def _publish(work: Media, claim: Claim, lease: Renewal) -> Job:
@@ -129,8 +143,9 @@ def _check_length(made: Encoded, recorded: list[Clip]) -> None:
         overlap_between(before.samples, after.samples, before.sample_rate, CROSSFADE_MS)
         for before, after in pairwise(recorded)
     )
-    if made.pcm_samples != expected:
-        raise ClipLost(f"{made.pcm_samples} samples were encoded of {expected}")
+    # In the file's own rate, as the encoder counted what went in.
+    if made.samples != round(expected * made.sample_rate / recorded[0].sample_rate):
+        raise ClipLost(f"{made.samples} samples at {made.sample_rate} Hz were encoded of {expected}")
 
 
 def _after(work: Media, claim: Claim, job: Job) -> None:
@@ -154,16 +169,10 @@ def _blame(work: Media, claim: Claim, error: Exception) -> None:
     """Count the failure, or fail the job when trying again cannot help."""
     reason = _error(error)
     final = isinstance(error, EncodeError) and not error.transient
-    try:
-        ended = work.jobs.fail(claim, reason) if final else work.jobs.retry_later(claim, reason)
-    except Fenced:
-        log.info("job %s epoch %d is no longer ours", claim.job.id, claim.job.epoch)
-        return
-    if ended is None:
-        log.warning("job %s will be tried again: %s: %s", claim.job.id, reason.code, reason.message)
-        return
-    log.warning("job %s failed for good: %s: %s", claim.job.id, reason.code, reason.message)
-    if claim.webhook_url is not None:
+    ended = work.jobs.fail(claim, reason) if final else work.jobs.retry_later(claim, reason)
+    what = "will be tried again" if ended is None else "failed for good"
+    log.warning("job %s %s: %s: %s", claim.job.id, what, reason.code, reason.message)
+    if ended is not None and claim.webhook_url is not None:
         work.ring(WEBHOOK_QUEUE)
 
 
@@ -173,7 +182,7 @@ def _error(error: Exception) -> JobError:
             return JobError(code=error.code, message=str(error))
         case ClipLost():
             return JobError(code="clip_lost", message=str(error))
-        case OSError() if disk_full(error):
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             return JobError(code="disk_full", message="the worker's disk is full")
         case StoreError():
             return JobError(code="storage_error", message="the object store did not take the audio")

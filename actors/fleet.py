@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import dramatiq
 
@@ -45,7 +44,4 @@ def _declare(broker: dramatiq.Broker, run: Callable[[], None], *, name: str, que
     def bell() -> None:
         run()
 
-    actor: Any = dramatiq.Actor(
-        bell, broker=broker, actor_name=name, queue_name=queue, priority=0, options={}
-    )
-    return actor
+    return dramatiq.Actor(bell, broker=broker, actor_name=name, queue_name=queue, priority=0, options={})

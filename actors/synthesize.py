@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import numpy as np
 
-from actors.bell import MEDIA_QUEUE
+from actors.bell import MEDIA_QUEUE, WEBHOOK_QUEUE
 from actors.renewal import Renewal
 from jobs.database import DatabaseUnavailable
 from jobs.job import Claim, Clip, Fenced, JobError
@@ -61,32 +62,45 @@ class Synthesis:
 
 def synthesize(work: Synthesis) -> None:
     """Speak the most urgent job of the queue, from its last recorded clip on."""
-    claim = work.jobs.claim(work.queue, holder=work.holder)
+    try:
+        claim = work.jobs.claim(work.queue, holder=work.holder)
+    except DatabaseUnavailable as error:
+        # The sweeper rings again.
+        log.warning("no job could be claimed: %s", error)
+        return
     if claim is None:
         return
     job = claim.job
     log.info("job %s epoch %d: speaking from offset %d", job.id, job.epoch, claim.text_end)
     with Renewal(lambda: work.jobs.renew(job.id, job.epoch), lease_seconds=claim.lease_seconds) as lease:
         try:
-            _speak(work, claim, lease)
+            _try(work, claim, lease)
         except (Fenced, Interrupted):
             log.info("job %s epoch %d is no longer ours", job.id, job.epoch)
-        except Leaving:
-            work.jobs.release(claim)
-            work.ring(work.queue)
-        except (StoreUnavailable, EngineUnavailable) as error:
-            log.warning("job %s waits: %s", job.id, error)
-            work.jobs.postpone(claim, _error(error), seconds=OUTAGE_SECONDS)
         except DatabaseUnavailable as error:
             # The row stays held until the lease runs out; what is recorded stays recorded.
             log.warning("job %s epoch %d: %s", job.id, job.epoch, error)
-        except (EngineError, StoreError) as error:
-            _blame(work, claim, error)
-        except Exception as error:
-            log.exception("job %s epoch %d", job.id, job.epoch)
-            _blame(work, claim, error)
-        else:
-            work.ring(MEDIA_QUEUE)
+
+
+def _try(work: Synthesis, claim: Claim, lease: Renewal) -> None:
+    """Speak the job, or write down why it could not be done now."""
+    try:
+        _speak(work, claim, lease)
+    except (Fenced, Interrupted, DatabaseUnavailable):
+        raise
+    except Leaving:
+        work.jobs.release(claim)
+        work.ring(work.queue)
+    except (StoreUnavailable, EngineUnavailable) as error:
+        log.warning("job %s waits: %s", claim.job.id, error)
+        work.jobs.postpone(claim, _error(error), seconds=OUTAGE_SECONDS)
+    except (EngineError, StoreError) as error:
+        _blame(work, claim, error)
+    except Exception as error:
+        log.exception("job %s epoch %d", claim.job.id, claim.job.epoch)
+        _blame(work, claim, error)
+    else:
+        work.ring(MEDIA_QUEUE)
 
 
 def _speak(work: Synthesis, claim: Claim, lease: Renewal) -> None:
@@ -148,23 +162,27 @@ def _stage(
     body = pcm_s16le(samples)
     key = staged_key(claim.job.id, epoch=claim.job.epoch, seq=seq)
     work.objects.put(key, body, content_type=clip_type(info.sample_rate))
-    lease.check()
-    work.jobs.record(
-        claim,
-        Clip(
-            seq=seq,
-            text_start=chunk.start,
-            text_end=chunk.end,
-            pause_ms=0,
-            epoch=claim.job.epoch,
-            key=key,
-            sha256=hashlib.sha256(body).hexdigest(),
-            samples=len(samples),
-            sample_rate=info.sample_rate,
-            seed=seed,
-            engine_revision=info.revision,
-        ),
+    clip = Clip(
+        seq=seq,
+        text_start=chunk.start,
+        text_end=chunk.end,
+        pause_ms=0,
+        epoch=claim.job.epoch,
+        key=key,
+        sha256=hashlib.sha256(body).hexdigest(),
+        samples=len(samples),
+        sample_rate=info.sample_rate,
+        seed=seed,
+        engine_revision=info.revision,
     )
+    try:
+        lease.check()
+        work.jobs.record(claim, clip)
+    except Fenced:
+        # The job may have ended meanwhile, and its staged objects been cleared: this one would stay.
+        with suppress(StoreError):
+            work.objects.delete(key)
+        raise
 
 
 def clip_type(sample_rate: int) -> str:
@@ -183,16 +201,12 @@ def chunk_seed(seed: int, text_start: int, attempt: int) -> int:
 def _blame(work: Synthesis, claim: Claim, error: Exception) -> None:
     """Count the failure, or fail the job when trying again cannot help."""
     reason = _error(error)
-    try:
-        if isinstance(error, EngineError) and not error.transient:
-            work.jobs.fail(claim, reason)
-            log.warning("job %s failed: %s: %s", claim.job.id, reason.code, reason.message)
-        elif work.jobs.retry_later(claim, reason) is not None:
-            log.warning("job %s failed for good: %s: %s", claim.job.id, reason.code, reason.message)
-        else:
-            log.warning("job %s will be tried again: %s: %s", claim.job.id, reason.code, reason.message)
-    except Fenced:
-        log.info("job %s epoch %d is no longer ours", claim.job.id, claim.job.epoch)
+    final = isinstance(error, EngineError) and not error.transient
+    ended = work.jobs.fail(claim, reason) if final else work.jobs.retry_later(claim, reason)
+    what = "will be tried again" if ended is None else "failed for good"
+    log.warning("job %s %s: %s: %s", claim.job.id, what, reason.code, reason.message)
+    if ended is not None and claim.webhook_url is not None:
+        work.ring(WEBHOOK_QUEUE)
 
 
 def _error(error: Exception) -> JobError:

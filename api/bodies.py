@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Final, NoReturn
 
 from flask import Request
+from werkzeug.exceptions import RequestEntityTooLarge
 
 #: Holds the longest input in any script but the rarest, even where JSON escapes every character of it.
 LARGEST_BODY: Final = 2 * 1024 * 1024
@@ -35,7 +36,7 @@ class LoneSurrogate(ValueError):
 
 
 def read_json(request: Request) -> Any:
-    """Return the JSON body of `request`; its size is limited by the application's `MAX_CONTENT_LENGTH`.
+    """Return the JSON body of `request`.
 
     Raises:
         WrongMediaType, BadBody, LoneSurrogate.
@@ -46,7 +47,10 @@ def read_json(request: Request) -> Any:
         media_type.startswith("application/") and media_type.endswith("+json")
     ):
         raise WrongMediaType("send the job as application/json")
-    return parse(request.get_data(cache=False))
+    body = request.get_data(cache=False)
+    if len(body) > LARGEST_BODY:
+        raise RequestEntityTooLarge
+    return parse(body)
 
 
 def parse(body: bytes) -> Any:

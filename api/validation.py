@@ -208,7 +208,8 @@ def _voice(asked: str | VoiceRef | None, info: Mapping[str, Any]) -> Mapping[str
 def _language(asked: str | None, voice: Mapping[str, Any] | None, info: Mapping[str, Any]) -> str | None:
     """Return the engine's own tag for what was asked, since engines compare whole tags."""
     if asked is None:
-        return str(voice["language"]) if voice else ""
+        # A voice of every language: RFC 5646 calls it undetermined.
+        return str(voice["language"]).replace("*", "und") if voice else ""
     known = [str(language) for language in info["languages"]]
     if "*" in known:
         return asked

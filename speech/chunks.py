@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import sentencex
@@ -305,7 +306,7 @@ def _cheapest(text: str, origin: int, cuts: list[_Cut], max_chars: int) -> list[
     begins = [origin, *(cut.at for cut in cuts)]
     ends = [_before_space(text, begin) for begin in begins]
     words = [0]
-    for begin, end in zip(begins, begins[1:], strict=False):
+    for begin, end in pairwise(begins):
         words.append(words[-1] + _has_word(text[begin:end]))
     last = len(cuts)
     prices = [_chunk_cost(size, max_chars) for size in range(max_chars + 1)]
@@ -340,7 +341,7 @@ def _chunk_cost(size: int, max_chars: int) -> float:
 
 
 def _unbreakable(text: str, max_chars: int) -> bytearray:
-    """Return a flag per place in `text`: whether it is inside a number, tag, flag or URL that fits a chunk."""
+    """Mark the places in `text` that are inside a number, tag, flag or URL short enough for a chunk."""
     flags = bytearray(len(text) + 1)
     for match in _WHOLE.finditer(text):
         inside = match.end() - match.start() - 1

@@ -72,7 +72,7 @@ class EncoderMissing(EncodeError):
 
 
 class EmptyAudio(EncodeError):
-    """There is less than a millisecond of audio: ffmpeg would make a valid file of it, with nothing to hear."""
+    """There is less than a millisecond of audio, of which ffmpeg would make a valid, silent file."""
 
     code = "empty_audio"
 

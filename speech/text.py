@@ -56,7 +56,7 @@ def speakable(text: str) -> bool:
 
 def _within_words(joiners: re.Match[str]) -> str:
     text, start, end = joiners.string, joiners.start(), joiners.end()
-    inside = 0 < start and end < len(text) and _of_word(text[start - 1]) and _of_word(text[end])
+    inside = start > 0 and end < len(text) and _of_word(text[start - 1]) and _of_word(text[end])
     return joiners[0][0] if inside else ""
 
 

@@ -178,7 +178,7 @@ def test_a_job_that_was_taken_while_it_was_uploaded_is_committed_by_the_new_hold
     assert _count(database, events) == 1
     # The loser's object is in the ledger, and so within the sweeper's reach.
     with database.read() as connection:
-        states = dict(connection.execute(select(ledger.c.key, ledger.c.state)).tuples().all())
+        states = {row.key: row.state for row in connection.execute(select(ledger.c.key, ledger.c.state))}
     assert states == {f"audio/1d/{job.id}/2.mp3": "pending", f"audio/1d/{job.id}/3.mp3": "live"}
 
 

@@ -169,7 +169,7 @@ def test_before_any_worker_came_the_default_model_is_unavailable(world: World) -
 
 
 def _other() -> dict[str, object]:
-    voices = [{"id": "x", "name": "X", "language": "ko"}]
+    voices = [{"id": "x", "name": "X", "language": "*"}]
     return {"languages": ["*"], "voices": voices, "default_voice": "x"}
 
 
@@ -179,4 +179,5 @@ def test_an_engine_of_any_language_gets_the_language_as_asked(world: World) -> N
     reply = world.post({"input": "Hello.", "model": "other", "language": "pt-BR"})
 
     assert reply.get_json()["language"] == "pt-BR"
-    assert world.marks.queues == ["gpu.other"]
+    assert world.post({"input": "Hello.", "model": "other"}).get_json()["language"] == "und"
+    assert world.marks.queues == ["gpu.other", "gpu.other"]

@@ -58,7 +58,8 @@ def test_the_api_loads_no_engine_and_no_number_cruncher(module: str, tmp_path: P
 def test_nothing_is_patched_before_gevent_patches(tmp_path: Path) -> None:
     program = (
         "import sys; from gevent import monkey; patch = monkey.patch_all\n"
-        "def patched(): print([m for m in ('psycopg', 'redis', 'sqlalchemy', 'flask') if m in sys.modules]); patch()\n"
+        "early = lambda: [m for m in ('psycopg', 'redis', 'sqlalchemy', 'flask') if m in sys.modules]\n"
+        "def patched(): print(early()); patch()\n"
         "monkey.patch_all = patched; import api.wsgi"
     )
     environ = os.environ | {"VOXFLEET_DATA_DIR": str(tmp_path)}
