@@ -292,7 +292,7 @@ def _filled(text: str, origin: int, cuts: list[_Cut], whole: bytearray, max_char
 def _between_characters(text: str, start: int, ideal: int, whole: bytearray, max_chars: int) -> int:
     """Return a cut at most `max_chars` after `start`, near `ideal` after it, that parts no character."""
     limit = start + max_chars
-    near = (*range(start + ideal, start, -1), *range(start + ideal + 1, limit + 1))
+    near: list[int] = [*range(start + ideal, start, -1), *range(start + ideal + 1, limit + 1)]
     for parts_nothing in (_parts_no_word, _may_begin):
         for at in near:
             if not whole[at] and parts_nothing(text, at):

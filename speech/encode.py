@@ -312,9 +312,11 @@ class _Process:
         """Read stdout to its end and return how many bytes came."""
         assert self._process.stdout is not None  # noqa: S101
         descriptor = self._process.stdout.fileno()
+        ready = select.poll()
+        ready.register(descriptor, select.POLLIN)
         size = 0
         while True:
-            if not select.select([descriptor], [], [], patience_s)[0]:
+            if not ready.poll(patience_s * 1000):
                 raise EncoderFailed(f"ffmpeg decoded nothing for {patience_s:g} s")
             block = os.read(descriptor, _READ)
             if not block:

@@ -26,7 +26,7 @@ from .conftest import TONE
 
 @dataclass
 class Api:
-    """A running API over a SQLite file."""
+    """A running API."""
 
     port: int
     database: Path
@@ -60,9 +60,9 @@ class Api:
 
 
 @contextmanager
-def api(folder: Path, *, broker: str = "redis://127.0.0.1:1/0") -> Iterator[Api]:
-    """Give an API that has ended when the block is left."""
-    url = f"sqlite:///{folder}/voxfleet.db"
+def api(folder: Path, *, broker: str = "redis://127.0.0.1:1/0", url: str | None = None) -> Iterator[Api]:
+    """Give an API that has ended when the block is left; its database is SQLite unless `url` is another."""
+    url = url or f"sqlite:///{folder}/voxfleet.db"
     migrate.upgrade(url)
     database = Database(url)
     WorkerRegistry(database).publish("w1", queue="cpu.tone", model="tone", info=TONE)
@@ -73,6 +73,7 @@ def api(folder: Path, *, broker: str = "redis://127.0.0.1:1/0") -> Iterator[Api]
         "VOXFLEET_DATA_DIR": str(folder),
         "VOXFLEET_API_BIND": f"127.0.0.1:{port}",
         "VOXFLEET_BROKER_URL": broker,
+        "VOXFLEET_DATABASE_URL": url,
         "VOXFLEET_DEFAULT_MODEL": "tone",
         "VOXFLEET_S3_ENDPOINT": "http://127.0.0.1:1",
         "VOXFLEET_S3_ACCESS_KEY_ID": "id",

@@ -8,13 +8,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
 from api.bodies import LARGEST_BODY
 
+from ..servers import Postgres
 from .server import Api, api
 
 #: The slowest answer of /healthz, whatever else hangs.
@@ -142,6 +145,25 @@ def _not_ready(served: Api) -> None:
     assert body["checks"]["broker"]["ok"] is False
     assert body["checks"]["database"]["ok"] is True
     assert time.monotonic() - began < 3
+
+
+def test_a_lock_in_postgresql_stops_nobody_else(tmp_path: Path, postgres: Postgres) -> None:
+    def health_while_locked() -> float:
+        with closing(psycopg.connect(url.replace("+psycopg", ""))) as holder:
+            holder.execute("LOCK TABLE jobs IN ACCESS EXCLUSIVE MODE")
+            submitting = _meanwhile(lambda: answers.append(served.submit()))
+            slowest = _slowest_health(served, seconds=2.5)
+            submitting.join()
+        return slowest
+
+    answers: list[tuple[int, dict[str, str], Any]] = []
+    with postgres.database() as url, api(tmp_path, url=url) as served:
+        assert served.submit()[0] == 202
+        slowest = _least(health_while_locked)
+        assert served.submit()[0] == 202
+
+    assert slowest < HEALTH_SECONDS
+    assert {(status, headers["retry-after"]) for status, headers, _ in answers} == {(503, "1")}
 
 
 def test_a_body_over_the_limit_is_refused_before_it_is_read(served: Api) -> None:

@@ -46,15 +46,16 @@ def clone(target: Path) -> None:
 def start(folder: Path, environ: dict[str, str]) -> tuple[Fleet, float]:
     """Run `./run` and return the fleet with the seconds it took to be ready."""
     begun = time.monotonic()
-    process = subprocess.Popen(
-        ["./run"],
-        cwd=folder,
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        stdout=(folder / "out.txt").open("ab"),
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    with (folder / "out.txt").open("ab") as out:
+        process = subprocess.Popen(
+            ["./run"],
+            cwd=folder,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     running = Fleet(data_dir=folder / ".voxfleet", environ=environ, process=process)
     running.wait_ready(240)
     return running, time.monotonic() - begun

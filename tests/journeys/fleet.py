@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import sqlite3
 import subprocess
@@ -19,6 +20,8 @@ import urllib3
 
 from tests import servers
 
+#: A variable that every process of a fleet inherits; engines are given no `VOXFLEET_*`.
+MARK = "TEST_FLEET"
 #: The names of the ports that `up` takes, in the order in which they are handed out.
 PORTS = (
     "VOXFLEET_VALKEY_PORT",
@@ -36,6 +39,7 @@ def fleet_environment(data_dir: Path, settings: Mapping[str, str]) -> dict[str, 
     environ = {name: value for name, value in os.environ.items() if not name.startswith("VOXFLEET_")}
     environ |= dict(zip(PORTS, map(str, ports), strict=True))
     environ |= {"VOXFLEET_DATA_DIR": str(data_dir), "VOXFLEET_API_BIND": f"127.0.0.1:{api}"}
+    environ[MARK] = secrets.token_hex(8)
     return environ | dict(settings)
 
 
@@ -109,8 +113,8 @@ class Fleet:
             time.sleep(0.1)
 
     def processes(self) -> dict[int, str]:
-        """Return every live process that belongs to this fleet, by its data folder or its ports."""
-        marks = [str(self.data_dir), *(self.environ[name] for name in PORTS)]
+        """Return every live process of this fleet: each has inherited its mark, whoever its parent is by now."""
+        mark = f"{MARK}={self.environ[MARK]}".encode()
         found = {}
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -119,11 +123,9 @@ class Fleet:
                 # A dead process that its parent has not buried holds nothing.
                 if (entry / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
                     continue
-                environ = (entry / "environ").read_bytes().decode("utf-8", "replace")
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-                cwd = str((entry / "cwd").readlink())
-                if any(mark in environ or mark in command or mark in cwd for mark in marks):
-                    found[int(entry.name)] = command
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
+                    found[int(entry.name)] = command.decode("utf-8", "replace")
         return found
 
     def pids(self, what: str) -> list[int]:
@@ -160,14 +162,15 @@ class Fleet:
 def start(data_dir: Path, **settings: str) -> Fleet:
     """Start a fleet; the caller waits for it and stops it."""
     environ = fleet_environment(data_dir, settings)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cli.main", "up"],
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=(data_dir.parent / f"{data_dir.name}-up.log").open("ab"),
-        start_new_session=True,
-    )
+    with (data_dir.parent / f"{data_dir.name}-up.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cli.main", "up"],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            start_new_session=True,
+        )
     return Fleet(data_dir=data_dir, environ=environ, process=process)
 
 

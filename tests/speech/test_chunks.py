@@ -10,14 +10,48 @@ from speech.chunks import Chunk, sentences, split
 
 LIMITS = st.sampled_from([1, 7, 20, 60, 120, 300])
 LANGUAGES = st.sampled_from(["en", "zh", "ja", "de", "fr", "th", "hi", "ar", "und", ""])
-PIECES = st.sampled_from(
-    [
-        "word", "a", "Dr. ", "No. ", "! ", "?! ", "... ", "…", "。", "，", "、", ", ", "; ", " - ", "—", "\n", "\n\n",
-        "  ", "3.14", "1,250", "5 kg", "10:30", "[laugh]", "<b>", "[[tag: some words]]", "https://a.example/b?c=d ",
-        "「はい。」", "と", "天气很好", "การทดสอบ", "क्षेत्र ", "\u0301", "👩\u200d🌾", "👍🏽", "🇰🇷", "(", "“", "”",
-        "Llanfairpwllgwyngyllgogerychwyrndrobwll", "***",
-    ]
-)  # fmt: skip
+WORDS = [
+    "word",
+    "a",
+    "Dr. ",
+    "No. ",
+    "***",
+    "天气很好",
+    "การทดสอบ",
+    "क्षेत्र ",
+    "Llanfairpwllgwyngyllgogerychwyrndrobwll",
+]
+MARKS = [
+    "! ",
+    "?! ",
+    "... ",
+    "…",
+    "。",
+    "，",
+    "、",
+    ", ",
+    "; ",
+    " - ",
+    "—",
+    "\n",
+    "\n\n",
+    "  ",
+    "(",
+    "“",
+    "”",
+]
+WHOLES = [
+    "3.14",
+    "1,250",
+    "5 kg",
+    "10:30",
+    "[laugh]",
+    "<b>",
+    "[[tag: some words]]",
+    "https://a.example/b?c=d ",
+]
+CLUSTERS = ["\u0301", "👩\u200d🌾", "👍🏽", "🇰🇷", "「はい。」", "と"]
+PIECES = st.sampled_from(WORDS + MARKS + WHOLES + CLUSTERS)
 TEXTS = st.one_of(st.text(), st.lists(PIECES, max_size=60).map("".join))
 
 
@@ -114,7 +148,11 @@ def test_sentences_tile_the_text(text: str, language: str) -> None:
             "مَرْحَبًا بِكُمْ! هل الاجتماع يوم 5 مايو؟ نعم، الساعة 10:30.",
             ["مَرْحَبًا بِكُمْ!", "هل الاجتماع يوم 5 مايو؟", "نعم، الساعة 10:30."],
         ),
-        ("en", "Well... maybe. Wait - what?! No… yes.", ["Well... maybe.", "Wait - what?!", "No… yes."]),  # P14
+        (
+            "en",
+            "Well... maybe. Wait - what?! No… yes.",
+            ["Well... maybe.", "Wait - what?!", "No… yes."],
+        ),  # P14
         (  # P20
             "en",
             "Mr. Ito paid 3.5 million yen, i.e. approx. 1.2% of GDP. Dr. Reyes vs. the U.S. team: 2-1. "
@@ -174,14 +212,27 @@ def test_the_limit_counts_code_points() -> None:  # C021
 
 @pytest.mark.parametrize("max_chars", [12, 16, 20, 30])
 def test_numbers_tags_links_and_characters_stay_whole(max_chars: int) -> None:
-    text = "Tell 1,234,567.89 now[sigh]—10:30 <em>—[[tone:x y]] www.a.bc/d👩\u200d🌾👍🏽🇰🇷🇰🇷e\u0301 2026-03-05,v2.9"
-    wholes = ("1,234,567.89", "[sigh]", "10:30", "<em>", "[[tone:x y]]", "👩\u200d🌾", "👍🏽", "🇰🇷", "2026-03-05")
+    text = "Tell 1,234,567.89 now[sigh]—10:30 <em>—[[tone:x y]] www.a.bc/d"
+    text += "👩\u200d🌾👍🏽🇰🇷🇰🇷e\u0301 2026-03-05,v2.9"
+    wholes = (
+        "1,234,567.89",
+        "[sigh]",
+        "10:30",
+        "<em>",
+        "[[tone:x y]]",
+        "👩\u200d🌾",
+        "👍🏽",
+        "🇰🇷",
+        "2026-03-05",
+    )
     chunks = split(text, max_chars=max_chars, language="en")
     assert_unbroken(text, chunks, *(whole for whole in wholes if len(whole) <= max_chars))
 
 
 def test_a_number_stays_with_its_unit_while_there_is_another_space() -> None:  # P01, P04, P17
-    text = "they carry the other things and 5 kg more of it to the house on the hill with +82 2-555-0142 on it"
+    text = (
+        "they carry the other things and 5 kg more of it to the house on the hill with +82 2-555-0142 on it"
+    )
     assert_unbroken(text, split(text, max_chars=35, language="en"), "5 kg", "+82 2-555-0142")
 
 
@@ -190,7 +241,9 @@ def test_thai_is_never_cut_before_a_mark_or_after_a_leading_vowel() -> None:  # 
     for max_chars in (20, 60, 120):
         chunks = split(text, max_chars=max_chars, language="th")
         assert "".join(texts(chunks)) == text
-        assert not [c.text for c in chunks if unicodedata.category(c.text[0])[0] == "M" or c.text[-1] in "เแโใไ"]
+        assert not [
+            c.text for c in chunks if unicodedata.category(c.text[0])[0] == "M" or c.text[-1] in "เแโใไ"
+        ]
     assert len(chunks) >= 3
 
 
@@ -200,12 +253,14 @@ def test_short_sentences_share_a_chunk() -> None:  # C024
 
 
 def test_a_leftover_of_a_few_letters_is_shared() -> None:
-    text = "The committee, which had met for the whole of that long afternoon, could not agree on the plan at all. Yes."
+    text = (
+        "The committee, which had met for all of a long afternoon, could not agree on the plan at all. Yes."
+    )
     chunks = texts(split(text, max_chars=len(text) - 3, language="en"))
     assert len(chunks) == 2
     assert chunks[1].endswith("at all. Yes.")
-    words = "mountain " * 20
-    assert {len(chunk) // 9 for chunk in texts(split(words, max_chars=150, language="en"))} == {9, 10} or True
+    words = texts(split("mountain " * 20, max_chars=170, language="en"))
+    assert [len(chunk.split()) for chunk in words] == [10, 10]
 
 
 def test_a_blank_line_parts_chunks_but_a_mute_paragraph_does_not_stand_alone() -> None:
@@ -231,17 +286,48 @@ def test_twenty_thousand_words_without_a_mark_are_cut_at_spaces() -> None:  # P2
     assert [word for chunk in chunks for word in chunk.text.split()] == ["word"] * 20_000
 
 
-@pytest.mark.parametrize(
-    "unit",
-    [
-        "a", "a ", "a, ", "a,", ",", ", ", "。", "天", "天，", "\u0301", " \u0301", "「a。", "「", '"a. ', "“a.” ", "(a. ",
-        "Dr. ", "A. ", "a.\n\n", "*\n\n", "*. ", "\n", " ", "—", "1 ", "1.", "[[", "<a", "http://", "🇰", "\u200d", "เ",
-        "a\n\n\u0301", ".", "! ", "a:\"", ";",
-    ],
-)  # fmt: skip
-def test_any_two_hundred_thousand_characters_are_split_in_two_seconds(unit: str) -> None:
+ENDLESS = [
+    "a",
+    "a ",
+    "a, ",
+    "a,",
+    ",",
+    ", ",
+    "。",
+    "天",
+    "天，",
+    "\u0301",
+    " \u0301",
+    "「a。",
+    "「",
+    '"a. ',
+    "“a.” ",
+]
+ENDLESS += [
+    "(a. ",
+    "Dr. ",
+    "A. ",
+    "a.\n\n",
+    "*\n\n",
+    "*. ",
+    "\n",
+    " ",
+    "—",
+    "1 ",
+    "1.",
+    "[[",
+    "<a",
+    "http://",
+    "🇰",
+]
+ENDLESS += ["\u200d", "เ", "a\n\n\u0301", ".", "! ", 'a:"', ";"]
+
+
+@pytest.mark.parametrize("unit", ENDLESS)
+def test_two_hundred_thousand_characters_of_anything_are_split_quickly(unit: str) -> None:
     text = unit * (200_000 // len(unit))
     began = time.perf_counter()
     chunks = split(text, max_chars=120, language="en")
-    assert time.perf_counter() - began < 2
+    #: Measured 0.1 to 1.5 s; anything quadratic takes minutes.
+    assert time.perf_counter() - began < 5
     assert all(0 < len(chunk.text) <= 120 for chunk in chunks)

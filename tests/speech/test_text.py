@@ -10,7 +10,9 @@ from speech.text import prepare, speakable
 TEXTS = st.text(
     st.one_of(
         st.characters(exclude_categories=("Cs",)),
-        st.sampled_from("\r\n\t\x1b[0m]\x07\x9b\u200b\u200c\u200d\u0301\u0316\u0344क्षa\u2028\u2029\u00ad\ufeff"),
+        st.sampled_from(
+            "\r\n\t\x1b[0m]\x07\x9b\u200b\u200c\u200d\u0301\u0316\u0344क्षa\u2028\u2029\u00ad\ufeff"
+        ),
     )
 )
 
@@ -27,12 +29,16 @@ def test_preparing_twice_changes_nothing_more(text: str) -> None:
     assert not [char for char in once if unicodedata.category(char) == "Cc" and char != "\n"]
 
 
-@given(st.text(st.characters(categories=("L", "M", "N", "P", "Zs"), exclude_characters="\u180e"), max_size=25))
+@given(
+    st.text(st.characters(categories=("L", "M", "N", "P", "Zs"), exclude_characters="\u180e"), max_size=25)
+)
 def test_no_letter_mark_or_sign_is_lost(text: str) -> None:
     assert prepare(text) == unicodedata.normalize("NFC", text)
 
 
-@pytest.mark.parametrize("text", ["สวัสดีครับ", "नमस्ते दुनिया।", "مَرْحَبًا بِكُمْ؟", "cafe\u0301", "안녕하세요。좋아요！"])
+@pytest.mark.parametrize(
+    "text", ["สวัสดีครับ", "नमस्ते दुनिया।", "مَرْحَبًا بِكُمْ؟", "cafe\u0301", "안녕하세요。좋아요！"]
+)
 def test_letters_marks_and_full_stops_of_every_script_survive(text: str) -> None:  # C033
     assert prepare(text) == unicodedata.normalize("NFC", text)
     assert marks(prepare(text)) == marks(unicodedata.normalize("NFC", text))
