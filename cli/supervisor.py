@@ -19,6 +19,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Final
 
+from speech.niceness import lower_session
+
 #: A log larger than this is moved aside (once) before its process starts again.
 LOG_LIMIT: Final = 10 * 1024 * 1024
 FIRST_DELAY: Final = 0.5
@@ -70,6 +72,8 @@ class Child:
     environ: Mapping[str, str]
     #: Seconds it may take to end after SIGTERM.
     patience: float = 10.0
+    #: Niceness, of the process and of its session.
+    nice: int = 0
     #: Called before each start.
     before: Callable[[], None] = lambda: None
     process: subprocess.Popen[bytes] | None = None
@@ -91,6 +95,10 @@ class Child:
                 env=dict(self.environ),
                 start_new_session=True,
             )
+        if self.nice:
+            with contextlib.suppress(ProcessLookupError):
+                os.setpriority(os.PRIO_PROCESS, self.process.pid, self.nice)
+            lower_session(self.process.pid, self.nice)
         self.started = time.monotonic()
 
     @property

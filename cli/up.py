@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 LOCK: Final = "up.lock"
 #: A fleet that was killed a moment ago may still hold its ports.
 PORT_PATIENCE: Final = 2.0
+#: Between the API, which must answer at once, and the engines, which have time.
+STORE_NICE: Final = 5
 #: A busy disk makes SeaweedFS slow to start; longer than this it is broken.
 STORE_PATIENCE: Final = 60
 #: After so long without being ready, say what is missing.
@@ -199,6 +201,7 @@ def _servers(
                     log=_logs(values) / "seaweedfs.log",
                     environ={**environ, **keys},
                     before=functools.partial(embedded.forget_options, values),
+                    nice=STORE_NICE,
                 )
             ]
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,8 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, Program
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import Pool, QueuePool
 
+#: SQLite sleeps 1 ms, then 2 ms, before it gives up for this time.
+_LOOK_MS: Final = 3
 #: SQLite before 3.42 answers `unixepoch('subsec')` with NULL and no error.
 _SQLITE_NOW: Final = "(julianday('now') - 2440587.5) * 86400.0"
 #: The wall clock; `now()` would be the start of the transaction.
@@ -55,8 +59,8 @@ class Database:
             if parsed.database and parsed.database != ":memory:":
                 Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
             self._now = now or _SQLITE_NOW
-            self._writer = _sqlite(url, busy_seconds, pool, begin="BEGIN IMMEDIATE", query_only=False)
-            self._reader = _sqlite(url, busy_seconds, pool, begin="BEGIN", query_only=True)
+            self._writer = _sqlite(url, busy_seconds, pool, query_only=False)
+            self._reader = _sqlite(url, busy_seconds, pool, query_only=True)
         elif self.dialect == "postgresql":
             self._now = now or _POSTGRESQL_NOW
             milliseconds = int(busy_seconds * 1000)
@@ -128,7 +132,7 @@ def connect(url: str, *, busy_seconds: float = 10.0) -> Database:
     return Database(url, busy_seconds=busy_seconds)
 
 
-def _sqlite(url: str, busy_seconds: float, pool: dict[str, Any], *, begin: str, query_only: bool) -> Engine:
+def _sqlite(url: str, busy_seconds: float, pool: dict[str, Any], *, query_only: bool) -> Engine:
     engine = create_engine(url, connect_args={"timeout": busy_seconds}, **pool)
 
     @event.listens_for(engine, "connect")
@@ -147,9 +151,38 @@ def _sqlite(url: str, busy_seconds: float, pool: dict[str, Any], *, begin: str, 
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        connection.exec_driver_sql(begin)
+        if query_only:
+            connection.exec_driver_sql("BEGIN")
+        else:
+            _begin_writing(connection, busy_seconds)
 
     return engine
+
+
+def _begin_writing(connection: Connection, busy_seconds: float) -> None:
+    """Take SQLite's write lock.
+
+    While the lock is taken, SQLite's own busy handler sleeps longer each time, soon 100 ms, however short
+    the others' transactions are; asked anew every few milliseconds, a waiter gets it when it comes free.
+
+    Raises:
+        DatabaseUnavailable: not within `busy_seconds`.
+    """
+    cursor = connection.connection.cursor()
+    end = time.monotonic() + busy_seconds
+    cursor.execute(f"PRAGMA busy_timeout={_LOOK_MS}")
+    try:
+        while True:
+            try:
+                cursor.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= end:
+                    raise DatabaseUnavailable(storable(str(error))) from error
+            else:
+                return
+    finally:
+        cursor.execute(f"PRAGMA busy_timeout={int(busy_seconds * 1000)}")
+        cursor.close()
 
 
 def storable(message: str) -> str:

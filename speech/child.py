@@ -21,6 +21,7 @@ from typing import Final
 from speech import wire
 from speech.checks import check_request
 from speech.engine import Engine, EngineError, EngineFailed, EngineUnavailable, OutOfMemory, SynthesisRequest
+from speech.niceness import give_way
 from speech.registry import UnknownEngine, find
 from speech.wire import Frame, FrameReader, Kind, WireClosed
 
@@ -77,7 +78,7 @@ def _settle_in(*, parent: int, nice: int) -> None:
         os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.nice(nice)
+    give_way(nice)
     # A core of several GB of weights helps nobody.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     os.dup2(2, 1)

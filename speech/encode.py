@@ -22,6 +22,7 @@ import ffmpeg
 import numpy as np
 
 from speech.audio import Audio, Samples, clipped
+from speech.niceness import lower_session
 
 SAMPLE_RATE: Final = 44_100
 BITRATE: Final = 128_000
@@ -127,6 +128,7 @@ class Mp3Encoder:
         """
         self._path = path
         self._command = ["nice", "-n", str(nice), path] if nice else [path]
+        self._nice = nice
         self._patience_s = patience_s
 
     def encode(self, pieces: Iterable[Audio], path: Path) -> Encoded:
@@ -208,7 +210,7 @@ class Mp3Encoder:
         quiet = graph.global_args("-hide_banner", "-nostdin", "-loglevel", "error")
         command: list[str] = quiet.compile(cmd=self._command, overwrite_output=True)
         try:
-            return _Process(command, stdin=stdin, stdout=stdout)
+            return _Process(command, stdin=stdin, stdout=stdout, nice=self._nice)
         except (FileNotFoundError, PermissionError) as error:
             raise EncoderMissing(f"{command[0]}: {error.strerror}") from error
 
@@ -258,11 +260,14 @@ class _Pcm:
 class _Process:
     """A running ffmpeg: its stderr drained to a bounded tail, its whole group killed when left early."""
 
-    def __init__(self, command: list[str], *, stdin: int, stdout: int) -> None:
-        # Its own group: a wrapper's children hold our pipes open and must go with it.
+    def __init__(self, command: list[str], *, stdin: int, stdout: int, nice: int) -> None:
+        # Its own group: a wrapper's children hold our pipes open and must go with it. Its own session: see
+        # `speech.niceness`.
         self._process = subprocess.Popen(
-            command, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, process_group=0
+            command, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, start_new_session=True
         )
+        if nice:
+            lower_session(self._process.pid, nice)
         self._tail = b""
         self._drain = threading.Thread(target=self._read_stderr, name="ffmpeg-stderr", daemon=True)
         self._drain.start()
