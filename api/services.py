@@ -85,16 +85,19 @@ class Services:
 
 
 def build(settings: Settings) -> Services:
-    """Return the services that `settings` describe; connects to nothing yet."""
+    """Return the services that `settings` describe; connects to nothing yet.
+
+    Raises:
+        MissingSetting: a setting without a default is not set.
+    """
+    access_key_id, secret_access_key = settings.s3_credentials
     store = s3.connect(
         endpoint=settings.s3_endpoint,
         public_endpoint=settings.s3_public_endpoint,
         region=settings.s3_region,
         bucket=settings.s3_bucket,
-        access_key_id=settings.s3_access_key_id.get_secret_value() if settings.s3_access_key_id else "",
-        secret_access_key=(
-            settings.s3_secret_access_key.get_secret_value() if settings.s3_secret_access_key else ""
-        ),
+        access_key_id=access_key_id,
+        secret_access_key=secret_access_key,
         addressing_style=settings.s3_addressing_style,
     )
     bell = BrokerBell(connect(settings.broker_url.get_secret_value()))

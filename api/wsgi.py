@@ -5,15 +5,11 @@ from gevent import monkey
 
 monkey.patch_all()
 
-import logging
-import sys
-
 from api.app import create_app
 from api.services import build
 from config import settings as configuration
+from config.logs import start_logging
 
 settings = configuration.load()
-logging.basicConfig(
-    level=settings.log_level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-)
+start_logging(settings.log_level)
 app = create_app(build(settings))

@@ -8,7 +8,8 @@ import sys
 
 import click
 
-from cli.environment import settings, start_logging
+from cli.environment import settings
+from config.logs import start_logging
 
 
 @click.command()

@@ -4,21 +4,17 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import click
 
-from cli.environment import settings, start_logging
+from cli.environment import settings
+from config.logs import start_logging
 
 
 @click.group()
 def worker() -> None:
     """Run a worker until it is told to stop."""
-    # Dramatiq reads both when it is imported. One message in hand, so that an idle worker never waits
-    # for a busy one's; and 20 ms between looks at the queue, where its default is a second.
-    os.environ["dramatiq_queue_prefetch"] = "1"  # noqa: SIM112
-    os.environ["dramatiq_worker_timeout"] = "20"  # noqa: SIM112
 
 
 @worker.command()

@@ -113,7 +113,8 @@ class Settings(BaseSettings):
         default=10,
         ge=0,
         le=19,
-        description="Niceness of CPU engines and ffmpeg, and of all that `up` starts but the API and its broker.",
+        description="Niceness of CPU engines and ffmpeg, and of all that `up` starts "
+        "but the API and its broker.",
     )
     ffmpeg: str | None = Field(
         default=None, description="Path of ffmpeg. Default: the one on PATH, else that of `imageio-ffmpeg`."

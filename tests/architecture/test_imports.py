@@ -41,10 +41,19 @@ def test_the_import_contracts_are_kept() -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+def _environ(data_dir: Path) -> dict[str, str]:
+    """Return what `api.wsgi` cannot do without."""
+    return os.environ | {
+        "VOXFLEET_DATA_DIR": str(data_dir),
+        "VOXFLEET_S3_ACCESS_KEY_ID": "id",
+        "VOXFLEET_S3_SECRET_ACCESS_KEY": "secret",
+    }
+
+
 @pytest.mark.parametrize("module", ["api.app", "api.wsgi"])
 def test_the_api_loads_no_engine_and_no_number_cruncher(module: str, tmp_path: Path) -> None:
     program = f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))"
-    environ = os.environ | {"VOXFLEET_DATA_DIR": str(tmp_path)}
+    environ = _environ(tmp_path)
 
     run = subprocess.run(
         [sys.executable, "-P", "-c", program], env=environ, capture_output=True, text=True, check=True
@@ -62,7 +71,7 @@ def test_nothing_is_patched_before_gevent_patches(tmp_path: Path) -> None:
         "def patched(): print(early()); patch()\n"
         "monkey.patch_all = patched; import api.wsgi"
     )
-    environ = os.environ | {"VOXFLEET_DATA_DIR": str(tmp_path)}
+    environ = _environ(tmp_path)
 
     run = subprocess.run(
         [sys.executable, "-P", "-c", program], env=environ, capture_output=True, text=True, check=True

@@ -113,7 +113,7 @@ class Fleet:
             time.sleep(0.1)
 
     def processes(self) -> dict[int, str]:
-        """Return every live process of this fleet: each has inherited its mark, whoever its parent is by now."""
+        """Return every live process of this fleet: each has inherited its mark, whoever its parent is."""
         mark = f"{MARK}={self.environ[MARK]}".encode()
         found = {}
         for entry in Path("/proc").iterdir():
