@@ -126,14 +126,43 @@ def answer(error: Exception) -> Response:
     detail = meaning.detail or str(error) or HTTPStatus(status).phrase
     if isinstance(error, HTTPException) and meaning.detail is None:
         detail = HTTPStatus(status).phrase
-    body = {
+    body = _body(status, code, detail, faults, instance=request.path, request_id=request_id())
+    headers = _headers(error)
+    if meaning.retry_after is not None:
+        headers["Retry-After"] = str(meaning.retry_after)
+    return Response(json.dumps(body), status, headers, content_type=MEDIA_TYPE)
+
+
+def unreadable(status: int) -> bytes:
+    """Return the body of the answer to bytes that never became a request."""
+    try:
+        known = HTTPStatus(status)
+    except ValueError:
+        known = HTTPStatus.BAD_REQUEST
+    detail = "the request is not valid HTTP, or one of its lines is too long"
+    if known >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        detail = MEANINGS[Exception].detail or known.phrase
+    body = _body(known.value, known.name.lower(), detail, (), instance=None, request_id=None)
+    return json.dumps(body).encode()
+
+
+def _body(
+    status: int,
+    code: str,
+    detail: str,
+    faults: Sequence[Fault],
+    *,
+    instance: str | None,
+    request_id: str | None,
+) -> dict[str, Any]:
+    return {
         "type": f"/problems/{code.replace('_', '-')}",
         "title": HTTPStatus(status).phrase,
         "status": status,
         "detail": detail,
-        "instance": request.path,
+        "instance": instance,
         "code": code,
-        "request_id": request_id(),
+        "request_id": request_id,
         "errors": [fault.to_json() for fault in faults],
         "error": {
             "message": detail,
@@ -142,10 +171,6 @@ def answer(error: Exception) -> Response:
             "code": code,
         },
     }
-    headers = _headers(error)
-    if meaning.retry_after is not None:
-        headers["Retry-After"] = str(meaning.retry_after)
-    return Response(json.dumps(body), status, headers, content_type=MEDIA_TYPE)
 
 
 def _status(error: Exception, meaning: Meaning) -> int:

@@ -80,21 +80,9 @@ def api(folder: Path, *, broker: str = "redis://127.0.0.1:1/0", url: str | None 
         "VOXFLEET_S3_SECRET_ACCESS_KEY": "secret",
     }
     served = Api(port=port, database=folder / "voxfleet.db", secret=secret, log=folder / "api.log")
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "gunicorn",
-        "-k",
-        "gevent",
-        "-b",
-        f"127.0.0.1:{port}",
-        "--no-control-socket",
-    ]
+    command = [sys.executable, "-P", "-m", "cli.main", "api"]
     with served.log.open("wb") as log:
-        process = subprocess.Popen(
-            [*command, "api.wsgi:app"], env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
+        process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
         _until_it_answers(served, process)
         yield served

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -199,3 +200,23 @@ def test_hostile_bodies_leave_the_server_well(served: Api) -> None:
         assert 400 <= status < 500
         assert headers["content-type"] == "application/problem+json"
     assert "Traceback" not in served.log.read_text()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"not http at all\r\n\r\n",
+        b"GET / HTTP/9.9\r\nHost: x\r\n\r\n",
+        b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n" % (b"a" * 10_000),
+        b"GET / HTTP/1.1\r\nHost: x\r\nX-API-Key: %s\r\n\r\n" % (b"k" * 10_000),
+        b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 300 + b"\r\n",
+        b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
+    ],
+    ids=["garbage", "version", "long line", "long key", "many headers", "no colon"],
+)
+def test_what_never_became_a_request_is_answered_as_a_problem_too(served: Api, sent: bytes) -> None:
+    head, _, body = served.raw(sent).partition(b"\r\n\r\n")
+
+    assert 400 <= int(head.split()[1]) < 500
+    assert b"Content-Type: application/problem+json" in head
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
