@@ -115,6 +115,8 @@ class Fleet:
     def processes(self) -> dict[int, str]:
         """Return every live process of this fleet: each has inherited its mark, whoever its parent is."""
         mark = f"{MARK}={self.environ[MARK]}".encode()
+        # Valkey writes its title over its environment.
+        title = f":{self.environ['VOXFLEET_VALKEY_PORT']}".encode()
         found = {}
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -123,8 +125,8 @@ class Fleet:
                 # A dead process that its parent has not buried holds nothing.
                 if (entry / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
                     continue
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
+                if title in command or mark in (entry / "environ").read_bytes().split(b"\0"):
                     found[int(entry.name)] = command.decode("utf-8", "replace")
         return found
 
