@@ -10,6 +10,8 @@ from storage.s3 import S3Store, connect
 
 from . import servers
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_valkey_comes_back_empty_on_its_port_and_a_durable_one_with_what_it_held() -> None:
     for durable in (False, True):

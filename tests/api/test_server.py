@@ -21,6 +21,8 @@ from api.bodies import LARGEST_BODY
 from ..servers import Postgres
 from .server import Api, api
 
+pytestmark = pytest.mark.slow
+
 #: The slowest answer of /healthz, whatever else hangs.
 HEALTH_SECONDS = 0.05
 

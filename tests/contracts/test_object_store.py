@@ -17,6 +17,8 @@ from storage.store import AccessDenied, ObjectNotFound, ObjectStore, StoreUnavai
 from ..servers import SeaweedFS, free_ports
 from ..storage.doubles import cutting_proxy, pattern, silent_server, stream
 
+pytestmark = pytest.mark.slow
+
 MB = 1024 * 1024
 
 

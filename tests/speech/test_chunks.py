@@ -323,6 +323,7 @@ ENDLESS += [
 ENDLESS += ["\u200d", "เ", "a\n\n\u0301", ".", "! ", 'a:"', ";"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ENDLESS)
 def test_two_hundred_thousand_characters_of_anything_are_split_quickly(unit: str) -> None:
     text = unit * (200_000 // len(unit))

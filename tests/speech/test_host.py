@@ -30,6 +30,8 @@ from speech.engine import (
 )
 from speech.host import EngineHost, Interrupted
 
+pytestmark = pytest.mark.slow
+
 FAULTS = {"faults": "1"}
 
 
