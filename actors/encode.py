@@ -14,21 +14,37 @@ from typing import Final
 
 from actors.bell import MEDIA_QUEUE, WEBHOOK_QUEUE
 from actors.renewal import Renewal
+from actors.turn import UNEXPECTED, Remedy, Turn, Verdict
 from jobs.database import DatabaseUnavailable
-from jobs.job import Claim, Clip, Fenced, Job, JobError, JobId, PublishedAudio
+from jobs.job import Claim, Clip, Fenced, JobError, JobId, PublishedAudio
 from jobs.store import JobStore
 from speech.audio import Audio, from_pcm_s16le, join, overlap_between
-from speech.encode import Encoded, EncodeError, Mp3Encoder
+from speech.encode import (
+    DiskFull,
+    EmptyAudio,
+    Encoded,
+    EncodeError,
+    EncoderFailed,
+    EncoderMissing,
+    Mp3Encoder,
+)
 from storage.keys import audio_key, staged_prefix
 from storage.store import ObjectNotFound, ObjectStore, StoreError, StoreUnavailable
 
 log = logging.getLogger("voxfleet.actors")
 
 CROSSFADE_MS: Final = 50
-#: How long a job waits when the object store is out of order, which is not its fault.
-OUTAGE_SECONDS: Final = 5.0
 #: A key is never written twice with other bytes, so caches may keep what they have.
 CACHE_CONTROL: Final = "private, max-age=31536000, immutable"
+
+
+#: What the owner of a job is told; the encoder's own words name paths of the worker's machine.
+TOLD: Final[dict[str, str]] = {
+    EncoderFailed.code: "the audio could not be encoded",
+    DiskFull.code: "the worker's disk is full",
+    EncoderMissing.code: "the worker has no encoder",
+    EmptyAudio.code: "there is nothing to hear",
+}
 
 
 class ClipLost(Exception):
@@ -49,45 +65,23 @@ class Media:
 
 def encode(work: Media) -> None:
     """Turn the recorded clips of the most urgent job into its published audio."""
+    turn = Turn(queue=MEDIA_QUEUE, holder=work.holder, jobs=work.jobs, ring=work.ring)
+    turn.take(lambda claim, lease: _encode(work, claim, lease), judge=_judge)
+
+
+def _encode(work: Media, claim: Claim, lease: Renewal) -> None:
+    log.info("job %s epoch %d: encoding %d clips", claim.job.id, claim.job.epoch, claim.clips)
+    _publish(work, claim, lease)
+    log.info("job %s is published", claim.job.id)
+    if claim.webhook_url is not None:
+        work.ring(WEBHOOK_QUEUE)
     try:
-        claim = work.jobs.claim(MEDIA_QUEUE, holder=work.holder)
-    except DatabaseUnavailable as error:
-        # The sweeper rings again.
-        log.warning("no job could be claimed: %s", error)
-        return
-    if claim is None:
-        return
-    job = claim.job
-    log.info("job %s epoch %d: encoding %d clips", job.id, job.epoch, claim.clips)
-    with Renewal(lambda: work.jobs.renew(job.id, job.epoch), lease_seconds=claim.lease_seconds) as lease:
-        try:
-            _try(work, claim, lease)
-        except Fenced:
-            log.info("job %s epoch %d is no longer ours", job.id, job.epoch)
-        except DatabaseUnavailable as error:
-            # The row stays held until the lease runs out, and the next holder encodes again.
-            log.warning("job %s epoch %d: %s", job.id, job.epoch, error)
+        drop_staged(claim.job.id, jobs=work.jobs, objects=work.objects)
+    except (StoreError, DatabaseUnavailable) as error:
+        log.warning("staged clips of job %s are left to the sweeper: %s", claim.job.id, error)
 
 
-def _try(work: Media, claim: Claim, lease: Renewal) -> None:
-    """Publish the job, or write down why it could not be done now."""
-    try:
-        published = _publish(work, claim, lease)
-    except (Fenced, DatabaseUnavailable):
-        raise
-    except StoreUnavailable as error:
-        log.warning("job %s waits: %s", claim.job.id, error)
-        work.jobs.postpone(claim, _error(error), seconds=OUTAGE_SECONDS)
-    except (EncodeError, StoreError, ClipLost, OSError) as error:
-        _blame(work, claim, error)
-    except Exception as error:
-        log.exception("job %s epoch %d", claim.job.id, claim.job.epoch)
-        _blame(work, claim, error)
-    else:
-        _after(work, claim, published)
-
-
-def _publish(work: Media, claim: Claim, lease: Renewal) -> Job:
+def _publish(work: Media, claim: Claim, lease: Renewal) -> None:
     job = claim.job
     recorded = work.jobs.clips(job.id)
     with tempfile.TemporaryDirectory(prefix=f"{job.id}-", dir=work.temp_dir) as folder:
@@ -117,12 +111,11 @@ def _publish(work: Media, claim: Claim, lease: Renewal) -> Job:
         sha256=made.sha256,
     )
     try:
-        return work.jobs.complete(claim, audio)
+        work.jobs.complete(claim, audio)
     except (Fenced, DatabaseUnavailable):
         # The answer may have been lost, not the commit.
         if not work.jobs.published(claim, key=key):
             raise
-        return claim.job
 
 
 def _clips(work: Media, recorded: list[Clip], lease: Renewal) -> Iterator[Audio]:
@@ -148,16 +141,6 @@ def _check_length(made: Encoded, recorded: list[Clip]) -> None:
         raise ClipLost(f"{made.samples} samples at {made.sample_rate} Hz were encoded of {expected}")
 
 
-def _after(work: Media, claim: Claim, job: Job) -> None:
-    log.info("job %s is published", job.id)
-    if claim.webhook_url is not None:
-        work.ring(WEBHOOK_QUEUE)
-    try:
-        drop_staged(job.id, jobs=work.jobs, objects=work.objects)
-    except (StoreError, DatabaseUnavailable) as error:
-        log.warning("staged clips of job %s are left to the sweeper: %s", job.id, error)
-
-
 def drop_staged(job_id: JobId, *, jobs: JobStore, objects: ObjectStore) -> None:
     """Delete every staged object of a job that has ended, whoever staged it."""
     for stored in objects.list(staged_prefix(job_id)):
@@ -165,26 +148,20 @@ def drop_staged(job_id: JobId, *, jobs: JobStore, objects: ObjectStore) -> None:
     jobs.staged_gone(job_id)
 
 
-def _blame(work: Media, claim: Claim, error: Exception) -> None:
-    """Count the failure, or fail the job when trying again cannot help."""
-    reason = _error(error)
-    final = isinstance(error, EncodeError) and not error.transient
-    ended = work.jobs.fail(claim, reason) if final else work.jobs.retry_later(claim, reason)
-    what = "will be tried again" if ended is None else "failed for good"
-    log.warning("job %s %s: %s: %s", claim.job.id, what, reason.code, reason.message)
-    if ended is not None and claim.webhook_url is not None:
-        work.ring(WEBHOOK_QUEUE)
-
-
-def _error(error: Exception) -> JobError:
+def _judge(error: Exception) -> Verdict:
+    """Say what an error of `_publish` means to its job."""
     match error:
         case EncodeError():
-            return JobError(code=error.code, message=str(error))
+            remedy = Remedy.RETRY if error.transient else Remedy.NONE
+            return Verdict(error=JobError(code=error.code, message=TOLD[error.code]), remedy=remedy)
         case ClipLost():
-            return JobError(code="clip_lost", message=str(error))
+            return Verdict(error=JobError(code="clip_lost", message=str(error)), remedy=Remedy.RETRY)
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
-            return JobError(code="disk_full", message="the worker's disk is full")
+            reason = JobError(code=DiskFull.code, message=TOLD[DiskFull.code])
+            return Verdict(error=reason, remedy=Remedy.RETRY)
         case StoreError():
-            return JobError(code="storage_error", message="the object store did not take the audio")
+            reason = JobError(code="storage_error", message="the object store did not take the audio")
+            waits = isinstance(error, StoreUnavailable)
+            return Verdict(error=reason, remedy=Remedy.WAIT if waits else Remedy.RETRY)
         case _:
-            return JobError(code="internal_error", message="an unexpected error; the worker's log has it")
+            return Verdict(error=UNEXPECTED, remedy=Remedy.RETRY)

@@ -7,28 +7,25 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from actors.bell import MEDIA_QUEUE, WEBHOOK_QUEUE
+from actors.bell import MEDIA_QUEUE
 from actors.renewal import Renewal
-from jobs.database import DatabaseUnavailable
+from actors.turn import UNEXPECTED, Remedy, Turn, Verdict
 from jobs.job import Claim, Clip, Fenced, JobError
 from jobs.store import JobStore
 from speech.audio import pcm_s16le
 from speech.checks import check_clip
 from speech.chunks import Chunk, split
-from speech.engine import EngineError, EngineInfo, EngineUnavailable, Samples, SynthesisRequest
+from speech.engine import EngineError, EngineFailed, EngineInfo, EngineUnavailable, Samples, SynthesisRequest
 from speech.host import Interrupted
 from speech.text import prepare, speakable
 from storage.keys import staged_key
 from storage.store import ObjectStore, StoreError, StoreUnavailable
 
 log = logging.getLogger("voxfleet.actors")
-
-#: How long a job waits when the object store or the engine is out of order, which is not its fault.
-OUTAGE_SECONDS: Final = 5.0
 
 
 class Speaker(Protocol):
@@ -62,43 +59,17 @@ class Synthesis:
 
 def synthesize(work: Synthesis) -> None:
     """Speak the most urgent job of the queue, from its last recorded clip on."""
-    try:
-        claim = work.jobs.claim(work.queue, holder=work.holder)
-    except DatabaseUnavailable as error:
-        # The sweeper rings again.
-        log.warning("no job could be claimed: %s", error)
-        return
-    if claim is None:
-        return
-    job = claim.job
-    log.info("job %s epoch %d: speaking from offset %d", job.id, job.epoch, claim.text_end)
-    with Renewal(lambda: work.jobs.renew(job.id, job.epoch), lease_seconds=claim.lease_seconds) as lease:
-        try:
-            _try(work, claim, lease)
-        except (Fenced, Interrupted):
-            log.info("job %s epoch %d is no longer ours", job.id, job.epoch)
-        except DatabaseUnavailable as error:
-            # The row stays held until the lease runs out; what is recorded stays recorded.
-            log.warning("job %s epoch %d: %s", job.id, job.epoch, error)
+    turn = Turn(queue=work.queue, holder=work.holder, jobs=work.jobs, ring=work.ring)
+    turn.take(lambda claim, lease: _speak_or_leave(work, claim, lease), judge=_judge)
 
 
-def _try(work: Synthesis, claim: Claim, lease: Renewal) -> None:
-    """Speak the job, or write down why it could not be done now."""
+def _speak_or_leave(work: Synthesis, claim: Claim, lease: Renewal) -> None:
+    log.info("job %s epoch %d: speaking from offset %d", claim.job.id, claim.job.epoch, claim.text_end)
     try:
         _speak(work, claim, lease)
-    except (Fenced, Interrupted, DatabaseUnavailable):
-        raise
     except Leaving:
         work.jobs.release(claim)
         work.ring(work.queue)
-    except (StoreUnavailable, EngineUnavailable) as error:
-        log.warning("job %s waits: %s", claim.job.id, error)
-        work.jobs.postpone(claim, _error(error), seconds=OUTAGE_SECONDS)
-    except (EngineError, StoreError) as error:
-        _blame(work, claim, error)
-    except Exception as error:
-        log.exception("job %s epoch %d", claim.job.id, claim.job.epoch)
-        _blame(work, claim, error)
     else:
         work.ring(MEDIA_QUEUE)
 
@@ -148,7 +119,12 @@ def voiced(chunks: Iterable[Chunk]) -> list[Chunk]:
 
 def _make(work: Synthesis, claim: Claim, chunk: Chunk, seed: int, lease: Renewal) -> Samples:
     request = SynthesisRequest(text=chunk.text, voice=claim.job.voice, language=claim.job.language, seed=seed)
-    parts = list(work.engine.synthesize(request, stop=lease.lost))
+    try:
+        parts = list(work.engine.synthesize(request, stop=lease.lost))
+    except Interrupted as error:
+        lease.check()
+        # The engine is closed because this worker ends.
+        raise Leaving from error
     samples = np.concatenate(parts) if parts else np.zeros(0, np.float32)
     check_clip(samples, chunk.text, work.engine.info)
     return samples
@@ -198,23 +174,27 @@ def chunk_seed(seed: int, text_start: int, attempt: int) -> int:
     return int.from_bytes(digest[:4], "big")
 
 
-def _blame(work: Synthesis, claim: Claim, error: Exception) -> None:
-    """Count the failure, or fail the job when trying again cannot help."""
-    reason = _error(error)
-    final = isinstance(error, EngineError) and not error.transient
-    ended = work.jobs.fail(claim, reason) if final else work.jobs.retry_later(claim, reason)
-    what = "will be tried again" if ended is None else "failed for good"
-    log.warning("job %s %s: %s: %s", claim.job.id, what, reason.code, reason.message)
-    if ended is not None and claim.webhook_url is not None:
-        work.ring(WEBHOOK_QUEUE)
-
-
-def _error(error: Exception) -> JobError:
+def _judge(error: Exception) -> Verdict:
+    """Say what an error of `_speak` means to its job."""
     match error:
+        case EngineUnavailable():
+            # It is this worker that is broken, not the text.
+            reason = JobError(code=error.code, message="the engine cannot be loaded")
+            return Verdict(error=reason, remedy=Remedy.WAIT)
+        case EngineFailed():
+            # Its own words may tell of the worker's machine.
+            reason = JobError(code=error.code, message="the engine failed; the worker's log says how")
+            return Verdict(error=reason, remedy=Remedy.RETRY)
+        case EngineError(transient=True):
+            return Verdict(error=JobError(code=error.code, message=str(error)), remedy=Remedy.RETRY)
         case EngineError():
-            fault = "server_error" if error.transient else "invalid_request_error"
-            return JobError(code=error.code, message=str(error), type=fault)
+            reason = JobError(
+                code=error.code, message=str(error), type="invalid_request_error", param="input"
+            )
+            return Verdict(error=reason, remedy=Remedy.NONE)
         case StoreError():
-            return JobError(code="storage_error", message="the object store did not take a clip")
+            reason = JobError(code="storage_error", message="the object store did not take a clip")
+            waits = isinstance(error, StoreUnavailable)
+            return Verdict(error=reason, remedy=Remedy.WAIT if waits else Remedy.RETRY)
         case _:
-            return JobError(code="internal_error", message="an unexpected error; the worker's log has it")
+            return Verdict(error=UNEXPECTED, remedy=Remedy.RETRY)

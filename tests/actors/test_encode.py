@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import func, select, update
 
 from actors.bell import WEBHOOK_QUEUE
-from actors.encode import Media, encode
+from actors.encode import TOLD, Media, encode
 from actors.synthesize import Synthesis, synthesize
 from jobs.database import Database, DatabaseUnavailable
 from jobs.job import Claim, Job, PublishedAudio, Status
@@ -20,7 +20,7 @@ from jobs.tables import jobs as jobs_table
 from jobs.tables import objects as ledger
 from speech import ffmpeg
 from speech.audio import Audio
-from speech.encode import DiskFull, Encoded, Mp3Encoder
+from speech.encode import ERRORS, DiskFull, Encoded, Mp3Encoder
 
 from .conftest import PUBLIC_URL, ask
 from .doubles import Bells, FakeEngine, MemoryStore
@@ -205,3 +205,8 @@ def test_a_bell_without_work_does_nothing(work: Media, bells: Bells) -> None:
     encode(work)
 
     assert bells.rung == []
+
+
+def test_every_error_of_the_encoder_is_told_without_the_machines_paths() -> None:
+    assert set(TOLD) == set(ERRORS)
+    assert [text for text in TOLD.values() if "/" in text] == []

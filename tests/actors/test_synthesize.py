@@ -18,6 +18,7 @@ from jobs.tables import jobs as jobs_table
 from speech.audio import pcm_s16le
 from speech.chunks import Chunk
 from speech.engine import BadOutput, EngineDied, EngineFailed, UnsupportedText
+from speech.host import Interrupted
 
 from .conftest import ask
 from .doubles import Bells, FakeEngine, MemoryStore, sound_of
@@ -221,6 +222,21 @@ def test_a_leaving_worker_lets_go_at_the_border_of_a_chunk_and_rings(
     claim = jobs.claim("cpu.fake", holder="w2")
     assert claim is not None
     assert claim.job.failures == 0
+
+
+def test_a_worker_whose_engine_is_closed_under_it_lets_go_of_the_job(
+    work: Synthesis, jobs: JobStore, engine: FakeEngine
+) -> None:
+    job = ask(jobs, TEXT)
+
+    def close(_: object) -> None:
+        raise Interrupted("the engine host is closed")
+
+    engine.before = close
+    synthesize(work)
+
+    assert jobs.get(job.id, "ten_a").failures == 0
+    assert jobs.claim("cpu.fake", holder="w2") is not None
 
 
 def test_an_unexpected_error_counts_and_names_no_internals(

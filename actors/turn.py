@@ -1,0 +1,108 @@
+"""One turn of an actor: claim the best job, work under a renewed lease, and write down what came of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Final
+
+from actors.bell import WEBHOOK_QUEUE
+from actors.renewal import Renewal
+from jobs.database import DatabaseUnavailable
+from jobs.job import Claim, Fenced, JobError
+from jobs.store import JobStore
+
+log = logging.getLogger("voxfleet.actors")
+
+#: How long a job waits when something that is not its fault is out of order.
+OUTAGE_SECONDS: Final = 5.0
+#: What the owner of a job is told of an error that nobody has foreseen.
+UNEXPECTED: Final = JobError(code="internal_error", message="an unexpected error; the worker's log has it")
+
+
+class Remedy(Enum):
+    """What helps against an error."""
+
+    #: Something else is out of order: the job waits, and nothing is counted.
+    WAIT = "waits"
+    #: It may pass: the failure is counted, and the job tried again, up to the limit.
+    RETRY = "will be tried again"
+    #: Nothing: the job fails at once.
+    NONE = "failed for good"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What an error means to the job it rose from."""
+
+    error: JobError
+    remedy: Remedy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What every turn needs, whatever the work."""
+
+    queue: str
+    holder: str
+    jobs: JobStore
+    ring: Callable[[str], None]
+
+    def take(self, do: Callable[[Claim, Renewal], None], *, judge: Callable[[Exception], Verdict]) -> None:
+        """Do the most urgent job of the queue, if there is one. Raises nothing.
+
+        Args:
+            do: the work; it raises `Fenced` as soon as the lease is lost.
+            judge: says what an error of `do` means.
+        """
+        try:
+            claim = self.jobs.claim(self.queue, holder=self.holder)
+        except DatabaseUnavailable as error:
+            # The sweeper rings again.
+            log.warning("no job of %s could be claimed: %s", self.queue, error)
+            return
+        if claim is None:
+            return
+        job = claim.job
+        renew = partial(self.jobs.renew, job.id, job.epoch)
+        with Renewal(renew, lease_seconds=claim.lease_seconds) as lease:
+            try:
+                self._try(claim, lease, do, judge)
+            except Fenced:
+                log.info("job %s epoch %d is no longer ours", job.id, job.epoch)
+            except DatabaseUnavailable as error:
+                # The row stays held until the lease runs out; what is recorded stays recorded.
+                log.warning("job %s epoch %d: %s", job.id, job.epoch, error)
+
+    def _try(
+        self,
+        claim: Claim,
+        lease: Renewal,
+        do: Callable[[Claim, Renewal], None],
+        judge: Callable[[Exception], Verdict],
+    ) -> None:
+        try:
+            do(claim, lease)
+        except (Fenced, DatabaseUnavailable):
+            raise
+        except Exception as error:
+            verdict = judge(error)
+            if verdict.error is UNEXPECTED:
+                log.exception("job %s epoch %d", claim.job.id, claim.job.epoch)
+            self._write_down(claim, verdict, error)
+
+    def _write_down(self, claim: Claim, verdict: Verdict, cause: Exception) -> None:
+        remedy, error = verdict.remedy, verdict.error
+        if remedy is Remedy.WAIT:
+            self.jobs.postpone(claim, error, seconds=OUTAGE_SECONDS)
+        elif remedy is Remedy.NONE:
+            self.jobs.fail(claim, error)
+        elif self.jobs.retry_later(claim, error) is not None:
+            remedy = Remedy.NONE
+        # The whole cause is for the operator: it may tell of paths and hosts.
+        log.warning("job %s %s: %s: %s", claim.job.id, remedy.value, error.code, cause)
+        if remedy is Remedy.NONE and claim.webhook_url is not None:
+            self.ring(WEBHOOK_QUEUE)
