@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -69,7 +70,7 @@ def _is_free(port: int) -> bool:
 
 
 @dataclass(kw_only=True)
-class Server:
+class Server(ABC):
     """A server process that can be ended, frozen and started again, on the same port and with the same data.
 
     Attributes:
@@ -80,13 +81,13 @@ class Server:
     folder: Path
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
+    @abstractmethod
     def command(self) -> list[str]:
         """Return what to run; called before every start."""
-        raise NotImplementedError
 
+    @abstractmethod
     def answers(self) -> bool:
         """Tell whether it serves requests."""
-        raise NotImplementedError
 
     def options(self) -> dict[str, Any]:
         """Return further arguments of `Popen`."""
