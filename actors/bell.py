@@ -17,6 +17,8 @@ from redis.retry import Retry
 NAMESPACE: Final = "voxfleet"
 MEDIA_QUEUE: Final = "cpu.media"
 WEBHOOK_QUEUE: Final = "cpu.webhooks"
+#: No bell is rung there: the name under which the sweeper shows itself among the workers.
+SWEEPER_QUEUE: Final = "sweeper"
 SYNTHESIZE: Final = "synthesize"
 ENCODE: Final = "encode"
 DELIVER: Final = "deliver"

@@ -20,7 +20,7 @@ from jobs.database import DatabaseUnavailable
 from jobs.deliveries import Delivery, DeliveryStore
 from jobs.events import signed_headers
 from jobs.job import Fenced
-from jobs.targets import IpAddress, TargetRefused, TargetUnresolved, check_url
+from jobs.targets import IpAddress, TargetRefused, TargetUnresolved, check_url, lookup
 
 log = logging.getLogger("voxfleet.webhooks")
 
@@ -94,12 +94,6 @@ def _judge(work: Outbox, delivery: Delivery, status: int) -> None:
         work.deliveries.refused(delivery, error="the receiver is gone", status=status)
     else:
         work.deliveries.attempt_failed(delivery, error=f"status {status}", status=status)
-
-
-def lookup(name: str, port: int) -> list[str]:
-    """Return the addresses of a host name, as the system resolves it."""
-    found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
-    return [str(entry[4][0]) for entry in found]
 
 
 def send(url: str, addresses: Sequence[IpAddress], *, headers: dict[str, str], body: bytes) -> int:

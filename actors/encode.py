@@ -8,11 +8,13 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final, cast
 
 from actors.bell import MEDIA_QUEUE, WEBHOOK_QUEUE
+from actors.departure import Departure, Leaving
 from actors.renewal import Renewal
 from actors.turn import UNEXPECTED, Remedy, Turn, Verdict
 from jobs.database import DatabaseUnavailable
@@ -61,6 +63,7 @@ class Media:
     encoder: Mp3Encoder
     temp_dir: Path
     ring: Callable[[str], None]
+    departure: Departure
 
 
 def encode(work: Media) -> None:
@@ -86,15 +89,16 @@ def _publish(work: Media, claim: Claim, lease: Renewal) -> None:
     recorded = work.jobs.clips(job.id)
     with tempfile.TemporaryDirectory(prefix=f"{job.id}-", dir=work.temp_dir) as folder:
         path = Path(folder) / "speech.mp3"
-        made = work.encoder.encode(join(_clips(work, recorded, lease), crossfade_ms=CROSSFADE_MS), path)
+        sound = join(_clips(work, recorded, lease), crossfade_ms=CROSSFADE_MS)
+        made = work.encoder.encode(sound, path, check=partial(_go_on, work, lease))
         _check_length(made, recorded)
-        lease.check()
+        _go_on(work, lease)
         key = audio_key(job.id, epoch=job.epoch, extension="mp3", expires_in=job.expires_in)
-        work.jobs.uploading(claim, key=key)
-        with path.open("rb") as body:
+        lease.persist(partial(work.jobs.uploading, claim, key=key))
+        with path.open("rb") as file:
             work.objects.put(
                 key,
-                body,
+                cast(BinaryIO, Checked(file, partial(_go_on, work, lease))),
                 content_type=made.content_type,
                 metadata={"sha256": made.sha256, "job": job.id},
                 cache_control=CACHE_CONTROL,
@@ -111,7 +115,7 @@ def _publish(work: Media, claim: Claim, lease: Renewal) -> None:
         sha256=made.sha256,
     )
     try:
-        work.jobs.complete(claim, audio)
+        lease.persist(partial(work.jobs.complete, claim, audio))
     except (Fenced, DatabaseUnavailable):
         # The answer may have been lost, not the commit.
         if not work.jobs.published(claim, key=key):
@@ -120,7 +124,7 @@ def _publish(work: Media, claim: Claim, lease: Renewal) -> None:
 
 def _clips(work: Media, recorded: list[Clip], lease: Renewal) -> Iterator[Audio]:
     for clip in recorded:
-        lease.check()
+        _go_on(work, lease)
         try:
             body = b"".join(work.objects.get(clip.key))
         except ObjectNotFound as error:
@@ -128,6 +132,30 @@ def _clips(work: Media, recorded: list[Clip], lease: Renewal) -> Iterator[Audio]
         if hashlib.sha256(body).hexdigest() != clip.sha256:
             raise ClipLost(f"clip {clip.seq} is damaged")
         yield Audio(from_pcm_s16le(body), clip.sample_rate)
+
+
+def _go_on(work: Media, lease: Renewal) -> None:
+    """Return when work may go on.
+
+    Raises:
+        Fenced: the job is somebody else's.
+        Leaving: this worker is to end, and has finished what it could in time.
+    """
+    lease.check()
+    if work.departure.overdue():
+        raise Leaving
+
+
+class Checked:
+    """A file that is read on only while `check` does not raise: the upload of a book takes a while."""
+
+    def __init__(self, file: BinaryIO, check: Callable[[], None]) -> None:
+        self._file = file
+        self._check = check
+
+    def read(self, size: int = -1) -> bytes:
+        self._check()
+        return self._file.read(size)
 
 
 def _check_length(made: Encoded, recorded: list[Clip]) -> None:

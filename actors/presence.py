@@ -1,15 +1,14 @@
-"""How a worker shows that it is there: a row every few seconds, and an ear for the signal to leave."""
+"""How a worker shows that it is there: a row every few seconds."""
 
 from __future__ import annotations
 
 import logging
 import os
 import secrets
-import signal
 import socket
 import threading
 from collections.abc import Mapping
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Final, Self
 
 from jobs.database import DatabaseUnavailable
@@ -23,18 +22,6 @@ PUBLISH_SECONDS: Final = 5.0
 def worker_id() -> str:
     """Return a name for this process that no other one has, now or later."""
     return f"{socket.gethostname()[:60]}:{os.getpid()}:{secrets.token_hex(4)}"
-
-
-def until_signalled() -> threading.Event:
-    """Return an event that SIGTERM or SIGINT sets."""
-    event = threading.Event()
-
-    def leave(_number: int, _frame: FrameType | None) -> None:
-        event.set()
-
-    signal.signal(signal.SIGTERM, leave)
-    signal.signal(signal.SIGINT, leave)
-    return event
 
 
 class Presence:
@@ -74,7 +61,10 @@ class Presence:
 
     def _run(self) -> None:
         while not self._over.wait(PUBLISH_SECONDS):
-            self._publish()
+            try:
+                self._publish()
+            except Exception:  # the top of a thread: without it a healthy worker would look dead
+                log.exception("could not publish this worker")
 
     def _publish(self) -> None:
         try:

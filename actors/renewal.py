@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from jobs.database import DatabaseUnavailable
 from jobs.job import Fenced
@@ -16,6 +16,12 @@ log = logging.getLogger("voxfleet.actors")
 
 #: Six renewals fit into the default lease of 30 s, so that a slow database costs no lease.
 RENEWALS_PER_LEASE: Final = 6
+#: How long the end of the block waits for a renewal under way.
+JOIN_SECONDS: Final = 2.0
+#: Between two tries of a write that the database did not take.
+PERSIST_SECONDS: Final = 0.5
+
+Answer = TypeVar("Answer")
 
 
 class Renewal:
@@ -28,6 +34,7 @@ class Renewal:
     def __init__(self, renew: Callable[[], None], *, lease_seconds: float) -> None:
         self._renew = renew
         self._lease_seconds = lease_seconds
+        self._until = time.monotonic() + lease_seconds
         self._lost = threading.Event()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="renewal", daemon=True)
@@ -40,11 +47,26 @@ class Renewal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over.set()
-        self._thread.join()
+        # A database that has frozen holds the thread, but must not hold the worker.
+        self._thread.join(timeout=JOIN_SECONDS)
 
     def lost(self) -> bool:
         """Whether the row may be somebody else's by now."""
-        return self._lost.is_set()
+        return self._lost.is_set() or time.monotonic() >= self._until
+
+    def persist(self, write: Callable[[], Answer]) -> Answer:
+        """Return what `write` returns; while the database is away, try again as long as the lease lasts.
+
+        Raises:
+            DatabaseUnavailable: the lease has run out, or is about to.
+        """
+        while True:
+            try:
+                return write()
+            except DatabaseUnavailable as error:
+                if self._over.wait(PERSIST_SECONDS) or self.lost():
+                    raise
+                log.warning("a write is tried again: %s", error)
 
     def check(self) -> None:
         """Raises:
@@ -54,7 +76,6 @@ class Renewal:
             raise Fenced("the lease is lost")
 
     def _run(self) -> None:
-        until = time.monotonic() + self._lease_seconds
         while not self._over.wait(self._lease_seconds / RENEWALS_PER_LEASE):
             begun = time.monotonic()
             try:
@@ -63,9 +84,11 @@ class Renewal:
                 self._lost.set()
                 return
             except DatabaseUnavailable as error:
+                # `lost` looks at the clock: the lease ends when it would have ended.
                 log.warning("a lease could not be renewed: %s", error)
-                if time.monotonic() >= until:
-                    self._lost.set()
-                    return
+            except Exception:  # the top of a thread: work must not go on without a lease
+                log.exception("a lease could not be renewed")
+                self._lost.set()
+                return
             else:
-                until = begun + self._lease_seconds
+                self._until = begun + self._lease_seconds

@@ -52,7 +52,7 @@ def build(settings: Settings) -> Services:
             lease_seconds=settings.lease_seconds,
             max_failures=settings.max_failures,
         ),
-        deliveries=DeliveryStore(tables, lease_seconds=settings.lease_seconds),
+        deliveries=DeliveryStore(tables),
         workers=WorkerRegistry(tables),
         objects=s3.connect(
             endpoint=settings.s3_endpoint,

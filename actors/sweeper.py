@@ -5,25 +5,25 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from actors.bell import Bell, BrokerUnavailable
+from actors.bell import SWEEPER_QUEUE, Bell, BrokerUnavailable
+from actors.departure import on_signals
 from actors.encode import drop_staged
-from actors.presence import Presence, until_signalled
+from actors.presence import Presence
 from actors.services import build
 from config.settings import Settings
 from jobs.database import DatabaseUnavailable
 from jobs.store import JobStore
 from jobs.workers import WorkerRegistry
-from storage.store import ObjectStore, StoreError
+from storage.store import ObjectStore, StoreError, StoreUnavailable
 
 log = logging.getLogger("voxfleet.sweeper")
 
-#: The name under which the sweeper shows itself among the workers.
-SWEEPER_QUEUE: Final = "sweeper"
 #: Bells for one queue never exceed this, however many rows wait: each worker takes one at a time.
 BELL_CAP: Final = 64
 BELL_SECONDS: Final = 1.0
@@ -60,19 +60,34 @@ def top_up_bells(sweep: Sweep) -> None:
 
 def delete_expired(sweep: Sweep) -> int:
     """Delete the audio whose time is over; return how many objects went."""
-    due = sweep.jobs.expired_objects(limit=ROUND)
-    for stored in due:
-        sweep.objects.delete(stored.key)
-        sweep.jobs.forget_object(stored.key)
-    return len(due)
+    gone = 0
+    for stored in sweep.jobs.expired_objects(limit=ROUND):
+        with _noted(f"{stored.key} cannot be deleted"):
+            sweep.objects.delete(stored.key)
+            sweep.jobs.forget_object(stored.key)
+            gone += 1
+    return gone
 
 
 def delete_staged(sweep: Sweep) -> int:
     """Delete the clips of jobs that have ended; return how many jobs were cleared."""
-    ended = sweep.jobs.staged_leftovers(limit=ROUND)
-    for job_id in ended:
-        drop_staged(job_id, jobs=sweep.jobs, objects=sweep.objects)
-    return len(ended)
+    cleared = 0
+    for job_id in sweep.jobs.staged_leftovers(limit=ROUND):
+        with _noted(f"the clips of job {job_id} cannot be deleted"):
+            drop_staged(job_id, jobs=sweep.jobs, objects=sweep.objects)
+            cleared += 1
+    return cleared
+
+
+@contextmanager
+def _noted(what: str) -> Iterator[None]:
+    """Log what the store refuses for one object, and go on with the others; an outage ends the round."""
+    try:
+        yield
+    except StoreUnavailable:
+        raise
+    except StoreError as error:
+        log.warning("%s: %s", what, error)
 
 
 def delete_temp(temp_dir: Path, *, older_than: float) -> int:
@@ -113,8 +128,13 @@ def sweep_until(
     Args:
         stopped: waits for so many seconds, and says whether to end.
     """
-    due = {top_up_bells: 0.0, _tidy: 0.0, heavy: 0.0}
-    every = {top_up_bells: BELL_SECONDS, _tidy: TIDY_SECONDS, heavy: HEAVY_SECONDS}
+    every: dict[Callable[[Sweep], object], float] = {
+        top_up_bells: BELL_SECONDS,
+        delete_expired: TIDY_SECONDS,
+        delete_staged: TIDY_SECONDS,
+        heavy: HEAVY_SECONDS,
+    }
+    due = dict.fromkeys(every, 0.0)
     out_of_order: set[str] = set()
     while not stopped(BELL_SECONDS):
         for task, at in due.items():
@@ -134,11 +154,6 @@ def sweep_until(
                 out_of_order.discard(task.__name__)
 
 
-def _tidy(sweep: Sweep) -> None:
-    delete_expired(sweep)
-    delete_staged(sweep)
-
-
 def run(settings: Settings) -> int:
     """Be the sweeper until SIGTERM or SIGINT; return the exit code."""
     services = build(settings)
@@ -149,7 +164,7 @@ def run(settings: Settings) -> int:
         bell=services.bell,
         temp_dir=settings.temp_dir,
     )
-    signalled = until_signalled()
+    departure = on_signals()
     with Presence(services.workers, worker_id=services.holder, queue=SWEEPER_QUEUE):
-        sweep_until(sweep, stopped=signalled.wait)
+        sweep_until(sweep, stopped=departure.wait)
     return 0

@@ -7,11 +7,13 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from actors.bell import MEDIA_QUEUE
+from actors.departure import Departure, Leaving
 from actors.renewal import Renewal
 from actors.turn import UNEXPECTED, Remedy, Turn, Verdict
 from jobs.job import Claim, Clip, Fenced, JobError
@@ -39,10 +41,6 @@ class Speaker(Protocol):
     ) -> Iterator[Samples]: ...
 
 
-class Leaving(Exception):
-    """This worker is to end: let go of the job at a chunk's border."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synthesis:
     """What the synthesis actor works with."""
@@ -53,49 +51,41 @@ class Synthesis:
     objects: ObjectStore
     engine: Speaker
     ring: Callable[[str], None]
-    #: Whether this worker is to end.
-    leaving: Callable[[], bool]
+    departure: Departure
+    #: Called when the engine cannot be loaded any more: this worker is of no use.
+    broken: Callable[[str], None]
 
 
 def synthesize(work: Synthesis) -> None:
     """Speak the most urgent job of the queue, from its last recorded clip on."""
     turn = Turn(queue=work.queue, holder=work.holder, jobs=work.jobs, ring=work.ring)
-    turn.take(lambda claim, lease: _speak_or_leave(work, claim, lease), judge=_judge)
-
-
-def _speak_or_leave(work: Synthesis, claim: Claim, lease: Renewal) -> None:
-    log.info("job %s epoch %d: speaking from offset %d", claim.job.id, claim.job.epoch, claim.text_end)
-    try:
-        _speak(work, claim, lease)
-    except Leaving:
-        work.jobs.release(claim)
-        work.ring(work.queue)
-    else:
-        work.ring(MEDIA_QUEUE)
+    turn.take(lambda claim, lease: _speak(work, claim, lease), judge=lambda error: _judge(work, error))
 
 
 def _speak(work: Synthesis, claim: Claim, lease: Renewal) -> None:
+    log.info("job %s epoch %d: speaking from offset %d", claim.job.id, claim.job.epoch, claim.text_end)
     info = work.engine.info
     spoken = claim.spoken_text
     if spoken is None:
         spoken = prepare(claim.input)
-        work.jobs.prepare(claim, spoken_text=spoken)
+        lease.persist(partial(work.jobs.prepare, claim, spoken_text=spoken))
     chunks = voiced(
         split(spoken, start=claim.text_end, max_chars=info.max_chars, language=claim.job.language)
     )
     if chunks:
-        work.jobs.plan(claim, chunks_total=claim.clips + len(chunks))
-        work.jobs.staging(claim)
+        lease.persist(partial(work.jobs.plan, claim, chunks_total=claim.clips + len(chunks)))
+        lease.persist(partial(work.jobs.staging, claim))
     for number, chunk in enumerate(chunks):
         lease.check()
-        if work.leaving():
+        if work.departure.asked():
             raise Leaving
         # A chunk that gave a bad clip is spoken with another seed; any other repeat gives the same sound.
         attempt = claim.job.failures if number == 0 else 0
         seed = chunk_seed(claim.seed, chunk.start, attempt)
         samples = _make(work, claim, chunk, seed, lease)
         _stage(work, claim, chunk, seed, samples, seq=claim.clips + number, lease=lease)
-    work.jobs.synthesized(claim, queue=MEDIA_QUEUE)
+    lease.persist(partial(work.jobs.synthesized, claim, queue=MEDIA_QUEUE))
+    work.ring(MEDIA_QUEUE)
 
 
 def voiced(chunks: Iterable[Chunk]) -> list[Chunk]:
@@ -120,10 +110,10 @@ def voiced(chunks: Iterable[Chunk]) -> list[Chunk]:
 def _make(work: Synthesis, claim: Claim, chunk: Chunk, seed: int, lease: Renewal) -> Samples:
     request = SynthesisRequest(text=chunk.text, voice=claim.job.voice, language=claim.job.language, seed=seed)
     try:
-        parts = list(work.engine.synthesize(request, stop=lease.lost))
+        stop = lambda: lease.lost() or work.departure.overdue()  # noqa: E731
+        parts = list(work.engine.synthesize(request, stop=stop))
     except Interrupted as error:
         lease.check()
-        # The engine is closed because this worker ends.
         raise Leaving from error
     samples = np.concatenate(parts) if parts else np.zeros(0, np.float32)
     check_clip(samples, chunk.text, work.engine.info)
@@ -153,7 +143,7 @@ def _stage(
     )
     try:
         lease.check()
-        work.jobs.record(claim, clip)
+        lease.persist(partial(work.jobs.record, claim, clip))
     except Fenced:
         # The job may have ended meanwhile, and its staged objects been cleared: this one would stay.
         with suppress(StoreError):
@@ -174,11 +164,12 @@ def chunk_seed(seed: int, text_start: int, attempt: int) -> int:
     return int.from_bytes(digest[:4], "big")
 
 
-def _judge(error: Exception) -> Verdict:
+def _judge(work: Synthesis, error: Exception) -> Verdict:
     """Say what an error of `_speak` means to its job."""
     match error:
         case EngineUnavailable():
-            # It is this worker that is broken, not the text.
+            # It is this worker that is broken, not the text: another one may have the job at once.
+            work.broken(str(error))
             reason = JobError(code=error.code, message="the engine cannot be loaded")
             return Verdict(error=reason, remedy=Remedy.WAIT)
         case EngineFailed():

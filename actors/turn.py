@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final
 
 from actors.bell import WEBHOOK_QUEUE
+from actors.departure import Leaving
 from actors.renewal import Renewal
 from jobs.database import DatabaseUnavailable
 from jobs.job import Claim, Fenced, JobError
@@ -52,10 +53,11 @@ class Turn:
     ring: Callable[[str], None]
 
     def take(self, do: Callable[[Claim, Renewal], None], *, judge: Callable[[Exception], Verdict]) -> None:
-        """Do the most urgent job of the queue, if there is one. Raises nothing.
+        """Do the most urgent job of the queue, if there is one.
 
         Args:
-            do: the work; it raises `Fenced` as soon as the lease is lost.
+            do: the work; it raises `Fenced` as soon as the lease is lost, and `Leaving` where it breaks off
+                because the process is to end.
             judge: says what an error of `do` means.
         """
         try:
@@ -88,11 +90,15 @@ class Turn:
             do(claim, lease)
         except (Fenced, DatabaseUnavailable):
             raise
+        except Leaving:
+            log.info("job %s is let go", claim.job.id)
+            lease.persist(partial(self.jobs.release, claim))
+            self.ring(self.queue)
         except Exception as error:
             verdict = judge(error)
             if verdict.error is UNEXPECTED:
                 log.exception("job %s epoch %d", claim.job.id, claim.job.epoch)
-            self._write_down(claim, verdict, error)
+            lease.persist(partial(self._write_down, claim, verdict, error))
 
     def _write_down(self, claim: Claim, verdict: Verdict, cause: Exception) -> None:
         remedy, error = verdict.remedy, verdict.error

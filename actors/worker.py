@@ -20,8 +20,9 @@ from dramatiq.brokers.redis import RedisBroker
 from actors import fleet
 from actors.bell import MEDIA_QUEUE, WEBHOOK_QUEUE, connect, synthesis_queue
 from actors.deliver import Outbox
+from actors.departure import LEAVE_SECONDS, Departure, on_signals
 from actors.encode import Media
-from actors.presence import Presence, until_signalled
+from actors.presence import Presence
 from actors.services import build, webhook_secret
 from actors.sweeper import TEMP_SECONDS, delete_temp
 from actors.synthesize import Synthesis
@@ -29,15 +30,13 @@ from config.settings import Settings, engine_options
 from speech import ffmpeg
 from speech.encode import Mp3Encoder
 from speech.engine import EngineInfo, EngineUnavailable
-from speech.host import EngineHost
+from speech.host import EngineHost, Interrupted
 from speech.registry import UnknownEngine, find
 
 log = logging.getLogger("voxfleet.worker")
 
 #: How long an idle worker takes to hear a bell, in milliseconds: half of it on average.
 POLL_MS: Final = 20
-#: SIGTERM to exit; a container is killed after that.
-LEAVE_SECONDS: Final = 30
 #: Two encodes at once keep two cores busy; webhooks wait on the network, so more of them fit.
 ENCODERS: Final = 2
 POSTMEN: Final = 4
@@ -50,7 +49,7 @@ def run_synth(settings: Settings, *, model: str) -> int:
 
     A model that cannot be loaded ends the process with 1 and the reason in the log.
     """
-    leaving = until_signalled()
+    departure = on_signals()
     services = build(settings)
     try:
         find(model)
@@ -60,12 +59,20 @@ def run_synth(settings: Settings, *, model: str) -> int:
     options = engine_options(os.environ, model)
     with EngineHost(model, options, nice=settings.cpu_nice, chunk_seconds=settings.chunk_seconds) as host:
         try:
-            info = host.start(stop=leaving.is_set)
+            info = host.start(stop=departure.asked)
         except EngineUnavailable as error:
             log.error("model %s cannot be loaded: %s", model, error)
             return 1
+        except Interrupted:
+            return 0
         queue = synthesis_queue(model, device=info.device)
         broker = connect(settings.broker_url.get_secret_value())
+        broken: list[str] = []
+
+        def leave_broken(reason: str) -> None:
+            broken.append(reason)
+            departure.ask()
+
         fleet.declare_synthesis(
             broker,
             Synthesis(
@@ -75,20 +82,24 @@ def run_synth(settings: Settings, *, model: str) -> int:
                 objects=services.objects,
                 engine=host,
                 ring=services.ring,
-                leaving=leaving.is_set,
+                departure=departure,
+                broken=leave_broken,
             ),
         )
         log.info("model %s is loaded; serving %s", model, queue)
         with Presence(
             services.workers, worker_id=services.holder, queue=queue, model=model, info=_described(info)
         ):
-            _serve([_worker(broker, {queue}, threads=1)], leaving)
+            _serve([_worker(broker, {queue}, threads=1)], departure)
+    if broken:
+        log.error("model %s cannot be loaded any more: %s", model, broken[0])
+        return 1
     return 0
 
 
 def run_media(settings: Settings) -> int:
     """Encode, publish and deliver until SIGTERM or SIGINT; return the exit code."""
-    leaving = until_signalled()
+    departure = on_signals()
     try:
         encoder = Mp3Encoder(ffmpeg.find(settings.ffmpeg), nice=settings.cpu_nice)
     except ffmpeg.FfmpegMissing as error:
@@ -110,6 +121,7 @@ def run_media(settings: Settings) -> int:
             encoder=encoder,
             temp_dir=settings.temp_dir,
             ring=services.ring,
+            departure=departure,
         ),
     )
     fleet.declare_outbox(
@@ -127,7 +139,7 @@ def run_media(settings: Settings) -> int:
             _worker(media, {MEDIA_QUEUE}, threads=ENCODERS),
             _worker(outbox, {WEBHOOK_QUEUE}, threads=POSTMEN),
         ]
-        _serve(workers, leaving)
+        _serve(workers, departure)
     return 0
 
 
@@ -139,18 +151,24 @@ def _worker(broker: RedisBroker, queues: set[str], *, threads: int) -> Worker:
     return worker
 
 
-def _serve(workers: Sequence[Worker], leaving: threading.Event) -> None:
+def _serve(workers: Sequence[Worker], departure: Departure) -> None:
     for worker in workers:
         worker.start()
-    while not leaving.wait(1.0):
+    while not departure.wait(1.0):
         for worker in workers:
             dead = [thread.name for thread in _threads(worker) if not thread.is_alive()]
             if dead:
                 log.critical("thread %s has died; leaving", ", ".join(dead))
                 os._exit(EXIT_THREAD_DIED)
     log.info("leaving")
-    for worker in workers:
-        worker.stop(timeout=LEAVE_SECONDS * 1000)
+    # At the same time: each may take all of it.
+    stops = [
+        threading.Thread(target=worker.stop, kwargs={"timeout": LEAVE_SECONDS * 1000}) for worker in workers
+    ]
+    for stop in stops:
+        stop.start()
+    for stop in stops:
+        stop.join()
 
 
 def _threads(worker: Worker) -> list[threading.Thread]:

@@ -17,7 +17,10 @@ DEEPEST: Final = 32
 #: A job has some fifty at most; building a million would hold up every other request.
 MOST_VALUES: Final = 1000
 
-_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+#: One that is never closed reaches to the end: left alone, each quote in it would begin another search.
+_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+#: Each value brings a name and a string at most; a million strings would hold up every other request.
+_MOST_STRINGS: Final = 2 * MOST_VALUES + 1
 
 
 class BadBody(ValueError):
@@ -66,7 +69,7 @@ def parse(body: bytes) -> Any:
     """
     if not body:
         raise BadBody("the body is empty")
-    if _values(body) > MOST_VALUES and _values(_STRING.sub(b"", body)) > MOST_VALUES:
+    if _values(body) > MOST_VALUES and _values(_STRING.sub(b"", body, _MOST_STRINGS)) > MOST_VALUES:
         raise BadBody(f"the body holds more than {MOST_VALUES} values")
     try:
         value = json.loads(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from actors.bell import MEDIA_QUEUE, BrokerUnavailable
+from actors.bell import MEDIA_QUEUE, SWEEPER_QUEUE, BrokerUnavailable
 from jobs.database import DatabaseUnavailable
 from jobs.workers import ServedModel
 from storage.store import AccessDenied, ObjectNotFound, StoreError
@@ -19,7 +19,6 @@ logger: Final = logging.getLogger("voxfleet.api")
 LIMIT_SECONDS: Final = 2.0
 #: Probes need no key: however many come, the parts are asked once a second.
 KEPT_SECONDS: Final = 1.0
-SWEEPER_QUEUE: Final = "sweeper"
 
 #: What is said of a part that failed: errors may name hosts and users, and anyone may ask.
 DETAILS: Final[Mapping[type[Exception], str]] = {

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-import re
-import threading
-import time
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Final
 
-from flask import Response, render_template, request
+from flask import Response, request
 
+from api import pages
 from api.bodies import read_json
+from api.models import RecentModels
 from api.openapi import describe
 from api.problems import AudioExpired, JobHasNoAudio, JobUnfinished
 from api.readiness import Readiness
 from api.requests import tenant
 from api.services import Services
 from api.validation import new_job
-from jobs.job import TERMINAL, Job, JobNotFound, Status
+from jobs.job import TERMINAL, Job, Status
 from jobs.views import job_body
 from jobs.workers import ServedModel
 from storage.store import Link
 
-#: Workers publish themselves every 5 s: a second-old list is as good as a new one.
-KEPT_SECONDS: Final = 1.0
 #: When asking again makes sense; a short text takes about a second.
 RETRY_SECONDS: Final = "1"
-_JOB_ID: Final = re.compile(r"job_[0-9a-z]{26}")
 _VARY: Final = "Authorization, X-API-Key, xi-api-key"
 
 
@@ -39,7 +33,7 @@ class Routes:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._models = RecentModels(services)
+        self._models = RecentModels(services.workers.models)
         self._readiness = Readiness(
             checks=services.checks,
             models=services.workers.models,
@@ -129,20 +123,9 @@ class Routes:
 
     def docs(self) -> Response:
         """GET /docs: a page that needs nothing but itself."""
-        style = _STYLE
-        digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-        policy = (
-            f"default-src 'none'; style-src 'sha256-{digest}'; "
-            "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-        )
-        page = render_template("docs.html", api=self._description, style=style)
-        headers = {"Content-Security-Policy": policy, "Cache-Control": "public, max-age=300"}
-        return Response(page, 200, headers, content_type="text/html; charset=utf-8")
+        return pages.docs(self._description)
 
     def _job(self, job_id: str) -> Job:
-        # PostgreSQL takes no NUL in a text, and nobody should have to ask for what cannot be.
-        if not _JOB_ID.fullmatch(job_id):
-            raise JobNotFound(job_id)
         return self._services.jobs.get(job_id, tenant())
 
     def _link(self, job: Job, now: datetime) -> Link | None:
@@ -151,26 +134,6 @@ class Routes:
             return None
         seconds = min(self._services.link_seconds, int((job.expires_at - now).total_seconds()))
         return self._services.links.sign(job.audio.key, seconds=seconds) if seconds >= 1 else None
-
-
-class RecentModels:
-    """The list of models, asked for at most once a second. Thread-safe."""
-
-    def __init__(self, services: Services) -> None:
-        self._workers = services.workers
-        self._lock = threading.Lock()
-        self._models: list[ServedModel] = []
-        self._asked_at = -KEPT_SECONDS
-
-    def list(self) -> list[ServedModel]:
-        """Return every model that was ever served, as of a second ago at most."""
-        if time.monotonic() - self._asked_at < KEPT_SECONDS:
-            return self._models
-        with self._lock:
-            if time.monotonic() - self._asked_at >= KEPT_SECONDS:
-                self._models = self._workers.models()
-                self._asked_at = time.monotonic()
-        return self._models
 
 
 def _model(served: ServedModel) -> dict[str, Any]:
@@ -190,16 +153,3 @@ def _model(served: ServedModel) -> dict[str, Any]:
 def _json(body: Any, status: int = 200, **headers: str) -> Response:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return Response(json.dumps(body, ensure_ascii=False), status, named, content_type="application/json")
-
-
-_STYLE: Final = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-code, pre { font-family: ui-monospace, monospace; font-size: 0.9em; }
-h2 code { background: #eef; padding: 0.1em 0.4em; }
-table { border-collapse: collapse; width: 100%; }
-td, th { border: 1px solid #ccc; padding: 0.3rem 0.6rem; text-align: left; vertical-align: top; }
-details { margin: 0.5rem 0; } pre { overflow: auto; background: #f6f6f6; padding: 0.8rem; }
-@media (prefers-color-scheme: dark) {
-  body { background: #111; color: #ddd; } a { color: #9cf; } pre, h2 code { background: #222; }
-}
-"""

@@ -86,7 +86,7 @@ class Chunks(_Reply):
     done: int
 
 
-class Notice(_Reply):
+class JobWarning(_Reply):
     """Something the owner should know about a job that goes on."""
 
     code: str
@@ -147,7 +147,7 @@ class JobView(_Reply):
     completed_at: datetime | None
     expires_at: datetime | None = Field(description="When the audio stops being served.")
     degraded: bool
-    warnings: list[Notice]
+    warnings: list[JobWarning]
     metadata: dict[str, str]
     urls: Urls
     error: JobFailure | None

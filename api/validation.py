@@ -12,7 +12,7 @@ from api.bodies import pointer
 from api.problems import Fault, NoWorker, RequestRefused
 from api.schemas import DEFAULT_LIFE, FORMATS, JobRequest, VoiceRef
 from jobs.job import NewJob, TenantId
-from jobs.targets import TargetRefused
+from jobs.targets import TargetRefused, TargetUnresolved
 from jobs.workers import ServedModel
 from speech.text import prepare, speakable
 
@@ -226,7 +226,9 @@ def _check_webhook(url: str, check_target: CheckTarget) -> None:
     try:
         check_target(url)
     except TargetRefused as error:
-        fault = Fault(pointer="/webhook_url", code="webhook_url_rejected", detail=str(error))
+        unresolved = isinstance(error, TargetUnresolved)
+        code = "webhook_url_unresolved" if unresolved else "webhook_url_rejected"
+        fault = Fault(pointer="/webhook_url", code=code, detail=str(error))
         raise RequestRefused([fault]) from error
 
 

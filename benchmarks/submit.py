@@ -1,7 +1,7 @@
 """How quickly `POST /v1/speech/jobs` answers while synthesis keeps every core busy.
 
-Starts a fleet of its own on free ports, keeps its engine busy with long texts of the bundled voice, and sends
-short jobs of the `tone` engine's size by an open loop: each client sends at its own fixed times, whether or
+Starts a fleet of its own on free ports, keeps two engines busy with long texts of the bundled voice, and sends
+short jobs by an open loop: each client sends at its own fixed times, whether or
 not the last answer has come, so a slow server cannot slow the clients and hide behind them. The saturated
 figure (each client sends again as soon as it is answered) is printed beside it: it measures the queue.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.environment import BadInput, Failed, settings
+from cli.environment import BadInput, Failed, first_line, settings
 
 if TYPE_CHECKING:
     from config.settings import Settings
@@ -67,7 +67,7 @@ def _refuse_open_door(values: Settings) -> None:
             return
     except (DatabaseUnavailable, SQLAlchemyError) as error:
         raise Failed(
-            f"cannot look for API keys ({_first_line(error)}); `voxfleet db upgrade` makes the database"
+            f"cannot look for API keys ({first_line(error)}); `voxfleet db upgrade` makes the database"
         ) from error
     finally:
         database.close()
@@ -75,7 +75,3 @@ def _refuse_open_door(values: Settings) -> None:
         f"VOXFLEET_API_BIND={values.api_bind} is open to others, and no API key exists: "
         "make one with `voxfleet keys create NAME`, or bind to 127.0.0.1"
     )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

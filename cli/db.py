@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import click
 
-from cli.environment import Failed, settings
+from cli.environment import Failed, first_line, settings
 
 
 @click.group()
@@ -66,7 +66,6 @@ def reported() -> Iterator[None]:
     try:
         yield
     except (SQLAlchemyError, DatabaseUnavailable, CommandError, ValueError) as error:
-        line = str(error).partition("\n")[0]
         raise Failed(
-            f"database: {line} (VOXFLEET_DATABASE_URL; `voxfleet db upgrade` makes the tables)"
+            f"database: {first_line(error)} (VOXFLEET_DATABASE_URL; `voxfleet db upgrade` makes the tables)"
         ) from error

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from cli.environment import BadInput, settings
+from cli.environment import BadInput, first_line, settings
 
 if TYPE_CHECKING:
     from cli.ports import Port
@@ -102,8 +102,8 @@ def _database(values: Settings) -> Iterator[Finding]:
             connected.check()
         present, newest = migrate.current(url), migrate.head()
     except (database.DatabaseUnavailable, SQLAlchemyError, ValueError) as error:
-        line = str(error).partition("\n")[0]
-        yield Finding(Verdict.FAIL, "database", f"{place}: {line}", "start it, or set VOXFLEET_DATABASE_URL")
+        said = f"{place}: {first_line(error)}"
+        yield Finding(Verdict.FAIL, "database", said, "start it, or set VOXFLEET_DATABASE_URL")
         return
     if present == newest:
         yield Finding(Verdict.OK, "database", f"{place} at revision {present}")

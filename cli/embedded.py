@@ -188,6 +188,21 @@ def forget_options(settings: Settings) -> None:
     (seaweed_folder(settings) / "mini.options").unlink(missing_ok=True)
 
 
+def seaweed_answers(settings: Settings) -> bool:
+    """Whether the embedded store can give and take objects.
+
+    Its S3 port says so (`/healthz`), and gives the bucket, up to 5 s before the volume server has found its
+    master again after a restart; until then every read and write of an object fails.
+    """
+    if not answers(settings.s3_port, "/healthz"):
+        return False
+    status, body = fetch(settings.weed_master_port, "/dir/status")
+    try:
+        return status == 200 and bool(json.loads(body)["Topology"].get("DataCenters"))
+    except (ValueError, KeyError):
+        return False
+
+
 def answers(port: int, path: str, *, host: str = "127.0.0.1", timeout: float = 2) -> bool:
     """Whether `GET path` is answered 200."""
     return fetch(port, path, host=host, timeout=timeout)[0] == 200

@@ -28,6 +28,11 @@ class BadInput(Failed):
     exit_code = 2
 
 
+def first_line(error: Exception) -> str:
+    """Return what an error says first; a database appends its statement and a link."""
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
 def settings() -> Settings:
     """Read the settings of this process.
 

@@ -132,7 +132,7 @@ class Api:
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Post JSON; return the JSON of the answer."""
-        from urllib3.exceptions import HTTPError
+        from urllib3.exceptions import HTTPError, ProtocolError, ReadTimeoutError
 
         try:
             response = self.pool.request(
@@ -141,6 +141,11 @@ class Api:
                 body=json.dumps(body).encode(),
                 headers=self._headers() | {"Content-Type": "application/json"},
             )
+        except (ProtocolError, ReadTimeoutError) as error:
+            raise Failed(
+                f"the answer of {self.url} was lost ({_reason(error)}): the job may have been accepted, "
+                "and then it will be spoken; to post it again may speak it twice"
+            ) from error
         except HTTPError as error:
             raise Failed(f"{self.url} does not answer ({_reason(error)}); is the fleet up?") from error
         return _job(response)
@@ -308,5 +313,5 @@ def _retry_after(response: BaseHTTPResponse) -> float | None:
 
 
 def _reason(error: Exception) -> str:
-    text = str(error)
-    return text.rpartition(": ")[2] or type(error).__name__
+    text = str(error.args[0] if error.args else "")
+    return text.rpartition(": ")[2].rstrip(".") or type(error).__name__

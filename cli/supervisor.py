@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,8 +22,10 @@ from typing import Final
 
 from speech.niceness import lower_session
 
-#: A log larger than this is moved aside (once) before its process starts again.
+#: A log larger than this is set aside, over the one set aside before: two of them is what a process may fill.
 LOG_LIMIT: Final = 10 * 1024 * 1024
+#: Between two looks at the sizes of the logs.
+LOG_LOOK_SECONDS: Final = 10.0
 FIRST_DELAY: Final = 0.5
 LONGEST_DELAY: Final = 30.0
 #: A process that has run this long starts again with the first delay.
@@ -39,16 +42,27 @@ def next_delay(previous: float, *, alive: float) -> float:
     return min(previous * 2, LONGEST_DELAY)
 
 
-def tethered(command: Sequence[str]) -> list[str]:
-    """Return `command`, run such that it ends with this thread."""
-    return [sys.executable, "-S", "-E", _TETHER, str(os.getpid()), "--", *command]
+def tethered(command: Sequence[str], *, nice: int = 0) -> list[str]:
+    """Return `command`, run such that it ends with this thread; `nice` is added to its niceness."""
+    options = ["--nice", str(nice)] if nice else []
+    return [sys.executable, "-S", "-E", _TETHER, str(os.getpid()), *options, "--", *command]
 
 
 def rotate(log: Path) -> None:
-    """Move a log that has grown too large aside."""
-    with contextlib.suppress(FileNotFoundError):
-        if log.stat().st_size > LOG_LIMIT:
-            log.replace(log.with_name(log.name + ".1"))
+    """Copy a log that has grown too large to NAME.1, and empty it under its writer, who appends.
+
+    What is written between the two is lost. A disk too full for the copy costs the old lines, not the fleet.
+    """
+    aside = log.with_name(log.name + ".1")
+    with contextlib.suppress(OSError):
+        if log.stat().st_size <= LOG_LIMIT:
+            return
+        try:
+            shutil.copy(log, aside)
+        except OSError:
+            with contextlib.suppress(OSError):
+                aside.unlink()
+        os.truncate(log, 0)
 
 
 def tail(log: Path, lines: int) -> list[str]:
@@ -72,7 +86,7 @@ class Child:
     environ: Mapping[str, str]
     #: Seconds it may take to end after SIGTERM.
     patience: float = 10.0
-    #: Niceness, of the process and of its session.
+    #: Added to the niceness of the process; that of its session.
     nice: int = 0
     #: Called before each start.
     before: Callable[[], None] = lambda: None
@@ -85,10 +99,9 @@ class Child:
     def start(self) -> None:
         """Start it, in a session of its own: a Ctrl-C in the terminal must reach `up` alone."""
         self.before()
-        rotate(self.log)
         with os.fdopen(os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
             self.process = subprocess.Popen(
-                tethered(self.command),
+                tethered(self.command, nice=self.nice),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -96,8 +109,6 @@ class Child:
                 start_new_session=True,
             )
         if self.nice:
-            with contextlib.suppress(ProcessLookupError):
-                os.setpriority(os.PRIO_PROCESS, self.process.pid, self.nice)
             lower_session(self.process.pid, self.nice)
         self.started = time.monotonic()
 
@@ -163,13 +174,15 @@ class Supervisor:
     say: Callable[[str], None]
     #: In the order in which they are stopped; the members of a group are stopped together.
     groups: list[list[Child]] = field(default_factory=list)
+    #: When the sizes of the logs are looked at again.
+    look_at: float = 0.0
 
     @property
     def children(self) -> list[Child]:
         return [child for group in self.groups for child in group]
 
     def tend(self) -> None:
-        """Start again what has ended and has waited long enough. Call often."""
+        """Start again what has ended and has waited long enough; keep the logs small. Call often."""
         now = time.monotonic()
         for child in self.children:
             if child.process is None:
@@ -177,6 +190,10 @@ class Supervisor:
                     child.start()
             elif (status := child.process.poll()) is not None:
                 self._ended(child, status, now)
+        if now >= self.look_at:
+            self.look_at = now + LOG_LOOK_SECONDS
+            for child in self.children:
+                rotate(child.log)
 
     def _ended(self, child: Child, status: int, now: float) -> None:
         assert child.process is not None  # noqa: S101

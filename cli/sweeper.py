@@ -1,4 +1,4 @@
-"""`voxfleet sweeper`: the process that mends."""
+"""`voxfleet sweeper`: the process that rings again and tidies up."""
 
 # ruff: noqa: PLC0415 (each command imports what it needs, when it runs)
 
@@ -14,7 +14,7 @@ from config.logs import start_logging
 
 @click.command()
 def sweeper() -> None:
-    """Ring lost bells again, free lost leases, delete what has expired. Safe to run twice."""
+    """Ring lost bells again and delete what has expired. Two of them do no harm."""
     values = settings()
     start_logging(values.log_level)
     from actors.sweeper import run

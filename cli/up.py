@@ -33,8 +33,8 @@ PORT_PATIENCE: Final = 2.0
 STORE_PATIENCE: Final = 60
 #: After so long without being ready, say what is missing.
 SLOW_SECONDS: Final = 30.0
-#: A worker finishes the chunk in hand before it leaves.
-WORKER_PATIENCE: Final = 30.0
+#: A worker finishes the chunk in hand before it leaves, within 30 s at most.
+WORKER_PATIENCE: Final = 40.0
 
 
 @click.command()
@@ -281,6 +281,7 @@ def _prepare(
     patience = str(STORE_PATIENCE if parts.seaweed else 0)
     database = _Step.start(environ, "prepare")
     bucket = _Step.start(environ, "storage", "init", "--wait", patience)
+    end = time.monotonic() + STORE_PATIENCE
     made: str | None = None
     filled: str | None = None
     try:
@@ -288,9 +289,11 @@ def _prepare(
             fleet.tend()
             made = database.result() if made is None else made
             filled = bucket.result() if filled is None else filled
-            bells = not parts.valkey or embedded.valkey_answers(values.valkey_port)
-            if made is not None and filled is not None and bells:
-                break
+            if made is not None and filled is not None:
+                if (absent := _absent(parts, values)) is None:
+                    break
+                if time.monotonic() > end:
+                    raise Failed(f"{absent} does not serve within {STORE_PATIENCE} s; see {_logs(values)}")
             fleet.signals.wait(0.1)
     finally:
         for step in (database, bucket):
@@ -298,6 +301,15 @@ def _prepare(
                 step.process.kill()
                 step.process.communicate()
     return (made or "").strip() == "made"
+
+
+def _absent(parts: embedded.Parts, values: Settings) -> str | None:
+    """Return which of the servers that `up` started does not serve yet, if any."""
+    if parts.valkey and not embedded.valkey_answers(values.valkey_port):
+        return "Valkey"
+    if parts.seaweed and not embedded.seaweed_answers(values):
+        return "SeaweedFS"
+    return None
 
 
 def _greet(values: Settings, *, first_key: bool, seconds: float) -> None:

@@ -23,6 +23,12 @@ _SQLITE_NOW: Final = "(julianday('now') - 2440587.5) * 86400.0"
 _POSTGRESQL_NOW: Final = "extract(epoch from clock_timestamp())::float8"
 
 
+#: PostgreSQL's classes of errors that pass: connections, resources, an operator at work, a server that is
+#: read-only while another takes over, two transactions in each other's way.
+#: https://www.postgresql.org/docs/current/errcodes-appendix.html
+_PASSING: Final = ("08", "53", "57P", "25006", "40")
+
+
 class DatabaseUnavailable(Exception):
     """The database cannot be reached, or is locked for longer than the caller may wait."""
 
@@ -69,6 +75,11 @@ class Database:
                 pool_pre_ping=True,
                 connect_args={
                     "connect_timeout": max(2, int(busy_seconds)),
+                    # A peer that is gone without a word is noticed, where only the network would know.
+                    "tcp_user_timeout": 2 * milliseconds,
+                    "keepalives_idle": 10,
+                    "keepalives_interval": 5,
+                    "keepalives_count": 3,
                     "options": f"-c lock_timeout={milliseconds} -c statement_timeout={6 * milliseconds}",
                 },
                 **pool,
@@ -176,7 +187,8 @@ def _begin_writing(connection: Connection, busy_seconds: float) -> None:
             try:
                 cursor.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= end:
+                # The low byte: the others say why it is busy.
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= end:
                     raise DatabaseUnavailable(storable(str(error))) from error
             else:
                 return
@@ -197,7 +209,8 @@ def _translated() -> Iterator[None]:
     except (OperationalError, InterfaceError, PoolTimeout) as error:
         raise DatabaseUnavailable(_first_line(error)) from error
     except DBAPIError as error:
-        if not error.connection_invalidated:
+        state = str(getattr(error.orig, "sqlstate", None) or "")
+        if not (error.connection_invalidated or state.startswith(_PASSING)):
             raise
         raise DatabaseUnavailable(_first_line(error)) from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Connection, select, text, update
 
@@ -31,12 +31,15 @@ class Delivery:
     attempts: int
 
 
+#: Longer than any attempt, which looks a name up (5 s) and sends (15 s): so nobody has to renew it.
+LEASE_SECONDS: Final = 60.0
+
+
 class DeliveryStore:
     """Deliveries with the lease columns of jobs. Thread-safe; raises `DatabaseUnavailable`."""
 
-    def __init__(self, database: Database, *, lease_seconds: float = 30.0) -> None:
+    def __init__(self, database: Database) -> None:
         self._db = database
-        self._lease_seconds = lease_seconds
 
     def claim(self, queue: str, *, holder: str) -> Delivery | None:
         """Take the delivery that has been due the longest, or None.
@@ -63,7 +66,7 @@ class DeliveryStore:
                         connection, row["id"], row["epoch"], leases.ENDED | ended | {"attempts": attempts}
                     )
                     continue
-                values = leases.claimed(holder=holder, now=now, lease_seconds=self._lease_seconds)
+                values = leases.claimed(holder=holder, now=now, lease_seconds=LEASE_SECONDS)
                 connection.execute(
                     update(deliveries)
                     .where(deliveries.c.id == row["id"])

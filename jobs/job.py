@@ -78,7 +78,7 @@ class JobError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Warning:
+class JobWarning:
     """Something the owner should know about a job that goes on."""
 
     code: str
@@ -149,7 +149,7 @@ class Job:
     #: Seconds between completion and `expires_at`.
     expires_in: int
     degraded: bool
-    warnings: tuple[Warning, ...]
+    warnings: tuple[JobWarning, ...]
     metadata: Mapping[str, str]
     error: JobError | None
     audio: PublishedAudio | None

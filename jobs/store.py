@@ -22,12 +22,12 @@ from jobs.job import (
     JobError,
     JobId,
     JobNotFound,
+    JobWarning,
     NewJob,
     PublishedAudio,
     Stage,
     Status,
     TenantId,
-    Warning,
     error_from,
     new_id,
 )
@@ -493,6 +493,9 @@ class JobStore:
                 "started_at": now,
                 "version": row["version"] + 1,
             }
+        elif row["stage"] == Stage.UPLOADING.value:
+            # The upload died with its holder: it starts over.
+            values |= {"stage": Stage.ENCODING.value, "version": row["version"] + 1}
         taken = (
             connection.execute(
                 update(jobs)
@@ -626,7 +629,7 @@ def _job(row: RowMapping) -> Job:
         expires_at=_maybe_time(row["expires_at"]),
         expires_in=row["expires_in"],
         degraded=bool(row["degraded"]),
-        warnings=tuple(Warning(**warning) for warning in json.loads(row["warnings"])),
+        warnings=tuple(JobWarning(**warning) for warning in json.loads(row["warnings"])),
         metadata=json.loads(row["metadata"]),
         error=error,
         audio=PublishedAudio(**json.loads(row["result"])) if row["result"] else None,

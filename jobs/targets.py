@@ -9,6 +9,8 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
@@ -19,10 +21,14 @@ IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 Resolve = Callable[[str, int], Sequence[str]]
 
 LONGEST_URL: Final = 2048
+#: A name server that does not answer holds a native thread for many seconds; gevent has ten of them.
+LOOKUPS_AT_ONCE: Final = 4
 #: Ports where web servers are; others lead to services that misread HTTP.
 PORTS: Final = frozenset({80, 443, 8080, 8443})
 
+_LOOKUPS: Final = threading.BoundedSemaphore(LOOKUPS_AT_ONCE)
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_UNRESOLVED: Final = "the host's name has no address now"
 _PRINTABLE: Final = re.compile(r"[^\x00-\x20\x7f\\]+")
 _HOST_NAME: Final = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")
 #: A name whose last label is a number is read as an IPv4 address (https://url.spec.whatwg.org/#ends-in-a-number-checker).
@@ -65,8 +71,8 @@ def check_url(url: str, *, allowed: Iterable[IpNetwork], resolve: Resolve) -> li
         resolve: asked for host names only.
 
     Raises:
-        TargetRefused: the URL is malformed, its name does not resolve, or one of its addresses is neither
-            public nor allowed.
+        TargetUnresolved: its name has no address now.
+        TargetRefused: the URL is malformed, or one of its addresses is neither public nor allowed.
     """
     parts, host, port = _parsed(url)
     addresses = _addresses(host, port, resolve)
@@ -80,6 +86,43 @@ def check_url(url: str, *, allowed: Iterable[IpNetwork], resolve: Resolve) -> li
     if port not in PORTS:
         raise TargetRefused(f"the port must be one of {', '.join(map(str, sorted(PORTS)))}")
     return addresses
+
+
+def lookup(name: str, port: int, *, seconds: float = 5.0) -> list[str]:
+    """Return every address that the system's resolver knows for `name`, without zones; a `Resolve`.
+
+    Thread-safe, also among greenlets. Of all callers in this process `LOOKUPS_AT_ONCE` are served at a time;
+    a wait for one's turn counts.
+
+    Raises:
+        OSError: it has none; `TimeoutError` where no answer came within `seconds`.
+    """
+    deadline = time.monotonic() + seconds
+    if not _LOOKUPS.acquire(timeout=seconds):
+        raise TimeoutError(f"{name}: too many names are being looked up")
+    answers: list[list[str] | OSError] = []
+
+    def ask() -> None:
+        try:
+            answers.append(_asked(name, port))
+        except OSError as error:
+            answers.append(error)
+        finally:
+            _LOOKUPS.release()
+
+    # A lookup cannot be cut short, only left alone.
+    thread = threading.Thread(target=ask, name="lookup", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        _LOOKUPS.release()
+        raise OSError(f"{name}: no thread for its lookup") from error
+    thread.join(max(0.0, deadline - time.monotonic()))
+    if not answers:
+        raise TimeoutError(f"{name}: no answer within {seconds:g} s")
+    if isinstance(answer := answers[0], OSError):
+        raise answer
+    return answer
 
 
 def is_public(address: IpAddress) -> bool:
@@ -98,6 +141,14 @@ def is_public(address: IpAddress) -> bool:
         and not (address.is_multicast or address.is_reserved or address.is_unspecified)
         and not _inside(address, _REFUSED)
     )
+
+
+def _asked(name: str, port: int) -> list[str]:
+    try:
+        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise OSError(f"{name} is no host name: {error}") from error
+    return list(dict.fromkeys(str(address[0]).partition("%")[0] for *_, address in found))
 
 
 def _parsed(url: str) -> tuple[SplitResult, str, int]:
@@ -140,9 +191,9 @@ def _addresses(host: str, port: int, resolve: Resolve) -> list[IpAddress]:
     try:
         found = [ipaddress.ip_address(address) for address in resolve(name, port)]
     except (OSError, ValueError) as error:
-        raise TargetUnresolved("the host does not resolve") from error
+        raise TargetUnresolved(_UNRESOLVED) from error
     if not found:
-        raise TargetUnresolved("the host does not resolve")
+        raise TargetUnresolved(_UNRESOLVED)
     return found
 
 

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -112,6 +112,10 @@ class Encoded:
     clipped: int
 
 
+def _nothing() -> None:
+    """Let the work go on."""
+
+
 class Mp3Encoder:
     """Makes MP3: 44.1 kHz mono, 128 kbit/s CBR, one ID3v2.3 tag, one Info frame with gapless data.
 
@@ -131,11 +135,11 @@ class Mp3Encoder:
         self._nice = nice
         self._patience_s = patience_s
 
-    def encode(self, pieces: Iterable[Audio], path: Path) -> Encoded:
+    def encode(self, pieces: Iterable[Audio], path: Path, *, check: Callable[[], None] = _nothing) -> Encoded:
         """Encode the pieces, as one sound, into the file `path`.
 
-        `pieces` is read on the calling thread; what it raises goes through. The file appears when it is
-        complete and checked, or not at all.
+        `pieces` is read on the calling thread, and `check` called there every second or so; what they raise
+        ends the work and goes through. The file appears when it is complete and verified, or not at all.
 
         Raises:
             EncodeError: one of `ERRORS`.
@@ -144,9 +148,9 @@ class Mp3Encoder:
         part = path.with_name(f"{path.name}.part")
         pcm = _Pcm(pieces)
         try:
-            self._write(pcm, part)
+            self._write(pcm, part, check)
             samples = round(pcm.samples * SAMPLE_RATE / pcm.sample_rate)
-            self._verify(part, samples)
+            self._verify(part, samples, check)
             size, sha256 = _fingerprint(part)
             part.replace(path)
         except OSError as error:
@@ -168,7 +172,7 @@ class Mp3Encoder:
             clipped=pcm.clipped,
         )
 
-    def _write(self, pcm: _Pcm, path: Path) -> None:
+    def _write(self, pcm: _Pcm, path: Path, check: Callable[[], None]) -> None:
         graph = (
             ffmpeg.input("pipe:0", format="f32le", ar=pcm.sample_rate, ac=CHANNELS)
             .filter("aresample", SAMPLE_RATE, resampler="soxr")
@@ -186,17 +190,18 @@ class Mp3Encoder:
         with self._started(graph, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
             with _Feeder(process, self._patience_s) as feeder:
                 for block in pcm:
+                    check()
                     if not feeder.feed(block):
                         break
             process.finish(self._patience_s)
         if feeder.broken:
             raise EncoderFailed(f"ffmpeg stopped reading: {process.said()}")
 
-    def _verify(self, path: Path, expected: int) -> None:
+    def _verify(self, path: Path, expected: int, check: Callable[[], None]) -> None:
         """Raise `EncoderFailed` unless the file decodes, without complaint, to `expected` samples."""
         graph = ffmpeg.input(f"file:{path.absolute()}").output("pipe:1", format="s16le", acodec="pcm_s16le")
         with self._started(graph, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
-            size = process.count_stdout(self._patience_s)
+            size = process.count_stdout(self._patience_s, check)
             process.finish(self._patience_s)
         if said := process.said():
             raise EncoderFailed(f"the file does not decode cleanly: {said}")
@@ -313,7 +318,7 @@ class _Process:
         if status:
             raise EncoderFailed(f"ffmpeg ended with {status}: {said}")
 
-    def count_stdout(self, patience_s: float) -> int:
+    def count_stdout(self, patience_s: float, check: Callable[[], None]) -> int:
         """Read stdout to its end and return how many bytes came."""
         assert self._process.stdout is not None  # noqa: S101
         descriptor = self._process.stdout.fileno()
@@ -321,6 +326,7 @@ class _Process:
         ready.register(descriptor, select.POLLIN)
         size = 0
         while True:
+            check()
             if not ready.poll(patience_s * 1000):
                 raise EncoderFailed(f"ffmpeg decoded nothing for {patience_s:g} s")
             block = os.read(descriptor, _READ)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 from sqlalchemy import func, select, update
 
 from actors.bell import WEBHOOK_QUEUE
+from actors.departure import FINISH_SECONDS, Departure
 from actors.encode import TOLD, Media, encode
 from actors.synthesize import Synthesis, synthesize
 from jobs.database import Database, DatabaseUnavailable
@@ -43,10 +44,25 @@ def work(jobs: JobStore, objects: MemoryStore, bells: Bells, tmp_path: Path) -> 
     return _work(jobs, objects, bells, tmp_path, Mp3Encoder(ffmpeg.find(None)))
 
 
-def _work(jobs: JobStore, objects: MemoryStore, bells: Bells, tmp_path: Path, encoder: Mp3Encoder) -> Media:
+def _work(
+    jobs: JobStore,
+    objects: MemoryStore,
+    bells: Bells,
+    tmp_path: Path,
+    encoder: Mp3Encoder,
+    departure: Departure | None = None,
+) -> Media:
     folder = tmp_path / "tmp"
     folder.mkdir(exist_ok=True)
-    return Media(holder="m", jobs=jobs, objects=objects, encoder=encoder, temp_dir=folder, ring=bells)
+    return Media(
+        holder="m",
+        jobs=jobs,
+        objects=objects,
+        encoder=encoder,
+        temp_dir=folder,
+        ring=bells,
+        departure=departure or Departure(),
+    )
 
 
 def _spoken(jobs: JobStore, objects: MemoryStore, *, webhook_url: str | None = None) -> Job:
@@ -60,7 +76,8 @@ def _spoken(jobs: JobStore, objects: MemoryStore, *, webhook_url: str | None = N
             objects=objects,
             engine=FakeEngine(),
             ring=Bells(),
-            leaving=lambda: False,
+            departure=Departure(),
+            broken=lambda reason: None,
         )
     )
     return job
@@ -128,7 +145,9 @@ def test_a_full_disk_is_tried_again_and_then_named(
     jobs: JobStore, objects: MemoryStore, bells: Bells, tmp_path: Path, database: Database
 ) -> None:
     class Full(Mp3Encoder):
-        def encode(self, pieces: Iterable[Audio], path: Path) -> Encoded:
+        def encode(
+            self, pieces: Iterable[Audio], path: Path, *, check: Callable[[], None] = lambda: None
+        ) -> Encoded:
             raise DiskFull("no room")
 
     job = _spoken(jobs, objects)
@@ -210,3 +229,44 @@ def test_a_bell_without_work_does_nothing(work: Media, bells: Bells) -> None:
 def test_every_error_of_the_encoder_is_told_without_the_machines_paths() -> None:
     assert set(TOLD) == set(ERRORS)
     assert [text for text in TOLD.values() if "/" in text] == []
+
+
+@pytest.mark.parametrize("moment", ["while clips are read", "while the file is decoded", "while it goes up"])
+def test_an_encode_that_outlasts_the_time_to_leave_is_broken_off_without_blame(
+    moment: str, jobs: JobStore, objects: MemoryStore, bells: Bells, tmp_path: Path
+) -> None:
+    now = [0.0]
+    departure = Departure(clock=lambda: now[0])
+    departure.ask()
+
+    def late() -> None:
+        now[0] = FINISH_SECONDS + 1
+
+    class Late(Mp3Encoder):
+        def encode(
+            self, pieces: Iterable[Audio], path: Path, *, check: Callable[[], None] = lambda: None
+        ) -> Encoded:
+            if moment == "while clips are read":
+                pieces = (late() or piece for piece in pieces)  # type: ignore[func-returns-value]
+            made = super().encode(pieces, path, check=check)
+            if moment == "while the file is decoded":
+                late()
+                check()
+            return made
+
+    class Slow(JobStore):
+        def uploading(self, claim: Claim, *, key: str) -> None:
+            super().uploading(claim, key=key)
+            if moment == "while it goes up":
+                late()
+
+    job = _spoken(jobs, objects)
+    slow = Slow(jobs._db, public_url=PUBLIC_URL)
+    encode(_work(slow, objects, bells, tmp_path, Late(ffmpeg.find(None)), departure))
+
+    after = jobs.get(job.id, "ten_a")
+    assert (after.status, after.failures) == (Status.IN_PROGRESS, 0)
+    assert bells.rung == ["cpu.media"]
+    assert [key for key in objects.objects if key.startswith("audio/")] == []
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert jobs.claim("cpu.media", holder="m2") is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -41,3 +42,42 @@ def test_a_lease_that_cannot_be_renewed_is_lost_when_it_runs_out_and_not_before(
         assert not lease.lost()
         time.sleep(0.6)
         assert lease.lost()
+
+
+def test_a_database_that_has_frozen_holds_neither_the_lease_nor_the_worker() -> None:
+    frozen = threading.Event()
+
+    begun = time.monotonic()
+    with Renewal(frozen.wait, lease_seconds=0.3) as lease:
+        time.sleep(0.5)
+        assert lease.lost()
+    assert time.monotonic() - begun < 4
+    frozen.set()
+
+
+def test_an_error_that_nobody_foresaw_ends_the_lease() -> None:
+    def explode() -> None:
+        raise ZeroDivisionError
+
+    with Renewal(explode, lease_seconds=0.6) as lease:
+        time.sleep(0.3)
+        assert lease.lost()
+
+
+def test_a_write_is_said_again_as_long_as_the_lease_lasts() -> None:
+    tries: list[int] = []
+
+    def shaky() -> str:
+        tries.append(1)
+        if len(tries) < 3:
+            raise DatabaseUnavailable("away")
+        return "written"
+
+    with Renewal(lambda: None, lease_seconds=30) as lease:
+        assert lease.persist(shaky) == "written"
+
+    def away() -> None:
+        raise DatabaseUnavailable("away")
+
+    with Renewal(away, lease_seconds=0.6) as lease, pytest.raises(DatabaseUnavailable):
+        lease.persist(away)

@@ -26,6 +26,7 @@ from jobs.store import JobStore
 from jobs.tables import jobs as jobs_table
 from jobs.tables import objects as ledger
 from jobs.workers import WorkerRegistry
+from storage.store import AccessDenied
 
 from .conftest import ask
 from .doubles import MemoryStore
@@ -232,3 +233,22 @@ def test_an_outage_stops_nothing_else_and_is_over_when_it_is_over(
 
     assert key not in objects.objects
     assert bell.queues == {"cpu.fake": 1}
+
+
+def test_one_object_that_cannot_be_deleted_stops_no_other(
+    sweep: Sweep, jobs: JobStore, objects: MemoryStore, database: Database
+) -> None:
+    published = [_published(jobs, objects) for _ in range(3)]
+    with database.write() as connection:
+        connection.execute(update(ledger).values(delete_after=0.0))
+    delete = objects.delete
+
+    def refuse(key: str) -> None:
+        if key == published[0]:
+            raise AccessDenied("no")
+        delete(key)
+
+    objects.delete = refuse  # type: ignore[method-assign]
+
+    assert delete_expired(sweep) == 2
+    assert list(objects.objects) == published[:1]

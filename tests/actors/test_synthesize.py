@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 from sqlalchemy import select, update
 
 from actors.bell import MEDIA_QUEUE
+from actors.departure import FINISH_SECONDS, LEAVE_SECONDS, Departure
 from actors.synthesize import Synthesis, chunk_seed, synthesize, voiced
-from jobs.database import Database
-from jobs.job import Stage, Status
+from jobs.database import Database, DatabaseUnavailable
+from jobs.job import Claim, Clip, Stage, Status
 from jobs.store import JobStore
 from jobs.tables import jobs as jobs_table
 from speech.audio import pcm_s16le
 from speech.chunks import Chunk
-from speech.engine import BadOutput, EngineDied, EngineFailed, UnsupportedText
+from speech.engine import (
+    BadOutput,
+    EngineDied,
+    EngineFailed,
+    EngineUnavailable,
+    Samples,
+    SynthesisRequest,
+    UnsupportedText,
+)
 from speech.host import Interrupted
 
 from .conftest import ask
@@ -51,7 +60,8 @@ def _work(
     objects: MemoryStore,
     engine: FakeEngine,
     bells: Bells,
-    leaving: Callable[[], bool] = lambda: False,
+    departure: Departure | None = None,
+    broken: Callable[[str], None] = lambda reason: None,
 ) -> Synthesis:
     return Synthesis(
         queue="cpu.fake",
@@ -60,7 +70,8 @@ def _work(
         objects=objects,
         engine=engine,
         ring=bells,
-        leaving=leaving,
+        departure=departure or Departure(),
+        broken=broken,
     )
 
 
@@ -214,8 +225,10 @@ def test_a_leaving_worker_lets_go_at_the_border_of_a_chunk_and_rings(
     jobs: JobStore, objects: MemoryStore, engine: FakeEngine, bells: Bells, database: Database
 ) -> None:
     job = ask(jobs, TEXT)
+    departure = Departure()
+    engine.before = lambda request: departure.ask()
 
-    synthesize(_work(jobs, objects, engine, bells, leaving=lambda: len(engine.spoken) == 1))
+    synthesize(_work(jobs, objects, engine, bells, departure))
 
     assert len(jobs.clips(job.id)) == 1
     assert bells.rung == ["cpu.fake"]
@@ -224,19 +237,66 @@ def test_a_leaving_worker_lets_go_at_the_border_of_a_chunk_and_rings(
     assert claim.job.failures == 0
 
 
-def test_a_worker_whose_engine_is_closed_under_it_lets_go_of_the_job(
-    work: Synthesis, jobs: JobStore, engine: FakeEngine
+def test_a_chunk_that_outlasts_the_time_to_leave_is_broken_off_without_blame(
+    jobs: JobStore, objects: MemoryStore, bells: Bells
 ) -> None:
+    class Endless(FakeEngine):
+        def synthesize(
+            self, request: SynthesisRequest, *, stop: Callable[[], bool] | None = None
+        ) -> Iterator[Samples]:
+            assert stop is not None
+            while not stop():
+                now[0] += 1.0
+                departure.ask()
+            raise Interrupted("stopped")
+            yield
+
+    now = [0.0]
+    departure = Departure(clock=lambda: now[0])
     job = ask(jobs, TEXT)
 
-    def close(_: object) -> None:
-        raise Interrupted("the engine host is closed")
+    synthesize(_work(jobs, objects, Endless(), bells, departure))
 
-    engine.before = close
-    synthesize(work)
-
+    assert FINISH_SECONDS < now[0] < LEAVE_SECONDS
     assert jobs.get(job.id, "ten_a").failures == 0
     assert jobs.claim("cpu.fake", holder="w2") is not None
+
+
+def test_a_worker_whose_engine_cannot_be_loaded_any_more_says_so_and_blames_no_job(
+    jobs: JobStore, objects: MemoryStore, engine: FakeEngine, bells: Bells
+) -> None:
+    job = ask(jobs, TEXT)
+    engine.fails = [EngineUnavailable("the weights are gone")]
+    reasons: list[str] = []
+
+    synthesize(_work(jobs, objects, engine, bells, broken=reasons.append))
+
+    assert reasons == ["the weights are gone"]
+    after = jobs.get(job.id, "ten_a")
+    assert (after.status, after.failures) == (Status.IN_PROGRESS, 0)
+
+
+def test_a_database_that_is_away_for_a_moment_costs_no_clip_and_no_lease(
+    objects: MemoryStore, engine: FakeEngine, bells: Bells, database: Database
+) -> None:
+    class Shaky(JobStore):
+        away = 3
+
+        def record(self, claim: Claim, clip: Clip) -> None:
+            super().record(claim, clip)
+            if self.away:
+                self.away -= 1
+                raise DatabaseUnavailable("the answer was lost")
+
+    jobs = Shaky(database, public_url="http://api.test")
+    job = ask(jobs, TEXT)
+
+    synthesize(_work(jobs, objects, engine, bells))
+
+    clips = jobs.clips(job.id)
+    assert len(clips) == len(engine.spoken)
+    after = jobs.get(job.id, "ten_a")
+    assert (after.stage, after.chunks_done, after.epoch) == (Stage.ENCODING, len(clips), 1)
 
 
 def test_an_unexpected_error_counts_and_names_no_internals(

@@ -8,8 +8,9 @@ import pytest
 
 from actors import fleet
 from actors.bell import MEDIA_QUEUE, connect
+from actors.departure import LEAVE_SECONDS, Departure
 from actors.encode import Media
-from actors.worker import ENCODERS, LEAVE_SECONDS, POLL_MS, _worker
+from actors.worker import ENCODERS, POLL_MS, _worker
 from jobs.store import JobStore
 from speech.encode import Mp3Encoder
 from tests import servers
@@ -41,6 +42,7 @@ def test_a_bell_runs_its_actor_once_and_a_failing_one_is_not_tried_again(
         encoder=Mp3Encoder("ffmpeg"),
         temp_dir=tmp_path,
         ring=Bells(),
+        departure=Departure(),
     )
     rung: list[Media] = []
 

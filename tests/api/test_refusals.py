@@ -91,7 +91,7 @@ def test_what_is_no_strict_json_is_refused(world: World, body: bytes, status: in
         ({"metadata": {"k": "a\0b"}}, "/metadata/k", "invalid_text"),
         ({"metadata": []}, "/metadata", "wrong_type"),
         ({"webhook_url": "http://127.0.0.1/"}, "/webhook_url", "webhook_url_rejected"),
-        ({"webhook_url": "https://nowhere.example/"}, "/webhook_url", "webhook_url_rejected"),
+        ({"webhook_url": "https://nowhere.example/"}, "/webhook_url", "webhook_url_unresolved"),
         ({"webhook_url": "https://a\0b/"}, "/webhook_url", "invalid_text"),
         ({"speed": 2}, "/speed", "unknown_member"),
         ({"x" * 100_000: 2}, "/" + "x" * 63 + "…", "unknown_member"),
@@ -121,6 +121,21 @@ def test_the_answer_names_limits_and_what_is_allowed(world: World) -> None:
     assert fault({"language": "fr"})["allowed"] == ["en", "de-DE"]
     assert fault({"response_format": "wav"})["allowed"] == ["mp3"]
     assert "webhook_url" in fault({"speed": 2})["allowed"]
+
+
+def test_a_webhook_whose_name_has_no_address_now_is_told_apart(world: World) -> None:
+    refused = {"input": "Hello.", "webhook_url": "https://hooks.example/"}
+    world.names["hooks.example"] = ["10.0.0.1"]
+    private = world.post({"input": "Hello.", "webhook_url": "https://hooks.example:8443/"}).get_json()
+    del world.names["hooks.example"]
+
+    unresolved = world.post(refused).get_json()
+
+    assert private["code"] == "webhook_url_rejected"
+    assert unresolved["code"] == "webhook_url_unresolved"
+    assert "no address now" in unresolved["detail"]
+    world.names["hooks.example"] = ["93.184.216.34"]
+    assert world.post(refused).status_code == 202
 
 
 def test_several_faults_are_told_at_once_but_not_thousands(world: World) -> None:

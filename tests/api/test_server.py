@@ -25,6 +25,8 @@ pytestmark = pytest.mark.slow
 
 #: The slowest answer of /healthz, whatever else hangs.
 HEALTH_SECONDS = 0.05
+#: So many that strings must be told from what is between them.
+_MANY = b"[" * 1100
 
 _HOLD = """
 import sqlite3, sys, time
@@ -195,12 +197,44 @@ def test_broken_chunks_are_a_bad_request(served: Api) -> None:
     assert _chunked(served, b"zz\r\n{}\r\n0\r\n\r\n").startswith(b"HTTP/1.1 400 ")
 
 
-def test_hostile_bodies_leave_the_server_well(served: Api) -> None:
+def _up_to_the_limit(head: bytes, again: bytes) -> bytes:
+    return head + again * ((LARGEST_BODY - len(head)) // len(again))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\xff",
+        b'{"input":"\\ud800"}',
+        b'{"seed":' + b"1" * 1_000_000 + b"}",
+        _up_to_the_limit(b"", b"["),
+        _up_to_the_limit(_MANY + b'"', b'\\"'),
+        _up_to_the_limit(_MANY + b'"', b'\\"') + b"\\",
+        _up_to_the_limit(_MANY + b'"', b"\\"),
+        _up_to_the_limit(_MANY, b'\\"'),
+        _up_to_the_limit(_MANY, b'""'),
+        _up_to_the_limit(_MANY, b'"x"['),
+    ],
+    ids=[
+        "no UTF-8", "surrogate", "digits", "brackets", "unclosed", "unclosed at a backslash", "backslashes",
+        "quotes outside", "empty strings", "strings and brackets",
+    ],
+)  # fmt: skip
+def test_hostile_bodies_leave_the_server_well(served: Api, body: bytes) -> None:
     kind = {"Content-Type": "application/json"}
-    for body in (b"[" * 1_000_000, b'{"input":"\\ud800"}', b'{"seed":' + b"1" * 1_000_000 + b"}", b"\xff"):
-        status, headers, _ = served.ask("POST", "/v1/speech/jobs", body, **kind)
-        assert 400 <= status < 500
-        assert headers["content-type"] == "application/problem+json"
+    answers: list[tuple[int, dict[str, str], Any]] = []
+
+    def health_meanwhile() -> float:
+        posting = _meanwhile(lambda: answers.append(served.ask("POST", "/v1/speech/jobs", body, **kind)))
+        slowest = _slowest_health(served, seconds=0.3)
+        posting.join()
+        return slowest
+
+    slowest = _least(health_meanwhile)
+
+    assert slowest < HEALTH_SECONDS
+    assert {headers["content-type"] for _, headers, _ in answers} == {"application/problem+json"}
+    assert all(400 <= status < 500 for status, *_ in answers)
     assert "Traceback" not in served.log.read_text()
 
 

@@ -28,6 +28,8 @@ class Fleet:
     end: dict[str, Any] = field(default_factory=lambda: {"status": "completed"})
     #: Status and body of the answer to the post, if it is to be refused.
     refusal: tuple[int, dict[str, Any]] | None = None
+    #: Hang up where the answer to the post is due.
+    hangs_up: bool = False
     polls: int = 2
     #: Bytes of the audio that the store sends before it hangs up.
     sent: int = len(AUDIO)
@@ -44,7 +46,9 @@ def fleet() -> Iterator[Fleet]:
         def do_POST(self) -> None:
             stub.posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             stub.keys.append(self.headers["Authorization"])
-            if stub.refusal:
+            if stub.hangs_up:
+                self.close_connection = True
+            elif stub.refusal:
                 self.answer(*stub.refusal)
             else:
                 self.answer(202, job("queued"))
@@ -209,6 +213,17 @@ def test_a_fleet_that_is_down_is_said_to_be(tmp_path: Path) -> None:
 
     assert ran.returncode == 1
     assert b"is the fleet up?" in ran.stderr
+
+
+def test_a_lost_answer_leaves_open_whether_the_job_was_accepted(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.hangs_up = True
+
+    ran = speak(fleet, tmp_path, "Hello")
+
+    assert ran.returncode == 1
+    assert b"was lost (Connection aborted): the job may have been accepted" in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
+    assert len(fleet.posted) == 1
 
 
 def test_without_a_key_the_two_ways_to_give_one_are_named(tmp_path: Path) -> None:

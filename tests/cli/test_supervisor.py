@@ -154,12 +154,60 @@ def test_a_second_request_kills_at_once(tmp_path: Path, signals: Signals) -> Non
     assert not deaf.running
 
 
-def test_a_large_log_is_moved_aside(tmp_path: Path) -> None:
+def test_a_large_log_is_set_aside_and_a_small_one_is_left(tmp_path: Path) -> None:
     log = tmp_path / "api.log"
     rotate(log)
+    log.write_bytes(b"x" * LOG_LIMIT)
+    rotate(log)
+    assert log.stat().st_size == LOG_LIMIT
     log.write_bytes(b"x" * (LOG_LIMIT + 1))
 
     rotate(log)
 
-    assert not log.exists()
+    assert log.stat().st_size == 0
     assert (tmp_path / "api.log.1").stat().st_size == LOG_LIMIT + 1
+
+
+def test_the_log_of_a_running_child_is_set_aside_under_it(tmp_path: Path, signals: Signals) -> None:
+    code = f"""
+import os, pathlib, time
+os.write(1, b"x" * {LOG_LIMIT} + b"\\nbefore\\n")
+while not pathlib.Path({str(tmp_path / "go")!r}).exists():
+    time.sleep(0.01)
+os.write(1, b"after\\n")
+time.sleep(60)
+"""
+    writer = child(tmp_path, "writer", code)
+    fleet = Supervisor(signals=signals, say=print, groups=[[writer]])
+
+    def set_aside() -> bool:
+        fleet.look_at = 0.0  # the test does not wait for the next look
+        return tail(tmp_path / "writer.log.1", 1) == ["before"]
+
+    tend_until(fleet, set_aside)
+    (tmp_path / "go").touch()
+    tend_until(fleet, lambda: writer.log.read_bytes() == b"after\n")
+    assert writer.running
+    fleet.stop()
+
+
+def test_a_log_that_cannot_be_copied_is_emptied_all_the_same(tmp_path: Path, signals: Signals) -> None:
+    writer = child(tmp_path, "writer", "import time; time.sleep(60)")
+    writer.log.write_bytes(b"x" * (LOG_LIMIT + 1))
+    writer.log.with_name("writer.log.1").symlink_to("/dev/full")  # a disk with no room left
+    fleet = Supervisor(signals=signals, say=print, groups=[[writer]])
+
+    tend_until(fleet, lambda: writer.log.stat().st_size == 0)
+
+    assert writer.running
+    assert not writer.log.with_name("writer.log.1").is_symlink()
+    fleet.stop()
+
+
+def test_a_child_that_gives_way_is_nicer_by_so_much(tmp_path: Path, signals: Signals) -> None:
+    polite = child(tmp_path, "polite", "import os, time; print(os.nice(0), flush=True); time.sleep(60)")
+    polite.nice = 3
+    fleet = Supervisor(signals=signals, say=print, groups=[[polite]])
+
+    tend_until(fleet, lambda: tail(polite.log, 1) == [str(os.nice(0) + 3)])
+    fleet.stop()

@@ -57,10 +57,9 @@ def test_a_command_whose_parent_is_gone_already_never_starts(tmp_path: Path) -> 
 
 def test_a_tethered_command_keeps_its_arguments_status_and_niceness() -> None:
     script = "import os, sys; print(sys.argv[1:], os.nice(0)); sys.exit(7)"
-    plain = tethered([sys.executable, "-c", script, "--", "a b"])
-    nice = [*plain[:5], "--nice", "3", *plain[5:]]
+    command = tethered([sys.executable, "-c", script, "--", "a b"], nice=3)
 
-    ran = subprocess.run(nice, check=False, capture_output=True, text=True)
+    ran = subprocess.run(command, check=False, capture_output=True, text=True)
 
     assert ran.stdout == f"['--', 'a b'] {os.nice(0) + 3}\n"
     assert ran.returncode == 7

@@ -6,6 +6,8 @@ import fcntl
 import json
 import socket
 import stat
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from cli import embedded, ports
 from config.settings import Settings
 
-from .commands import clean, fleet_settings, voxfleet
+from .commands import clean, fleet_settings, free_ports, voxfleet
 
 
 def test_a_taken_port_is_named_with_its_setting(tmp_path: Path) -> None:
@@ -27,12 +29,20 @@ def test_a_taken_port_is_named_with_its_setting(tmp_path: Path) -> None:
     assert "VOXFLEET_WEED_FILER_PORT" in ran.stderr.decode()
 
 
-def test_without_ffmpeg_both_remedies_are_named(tmp_path: Path) -> None:
-    environ = clean(**fleet_settings(tmp_path), VOXFLEET_FFMPEG="/nowhere/ffmpeg")
+@pytest.mark.parametrize("absent", ["what was configured", "all"])
+def test_without_ffmpeg_both_remedies_are_named(tmp_path: Path, absent: str) -> None:
+    environ = clean(**fleet_settings(tmp_path))
+    if absent == "all":
+        # Nothing on PATH, and a package that shadows the one that brings an ffmpeg along.
+        (tmp_path / "imageio_ffmpeg.py").write_text("raise ModuleNotFoundError", encoding="ascii")
+        environ |= {"PATH": str(tmp_path), "PYTHONPATH": str(tmp_path)}
+    else:
+        environ["VOXFLEET_FFMPEG"] = "/nowhere/ffmpeg"
 
     ran = voxfleet("up", environ=environ, cwd=tmp_path)
 
     assert ran.returncode == 1
+    assert len(ran.stderr.splitlines()) == 1
     assert "apt-get install ffmpeg" in ran.stderr.decode()
     assert "pip install imageio-ffmpeg" in ran.stderr.decode()
 
@@ -105,6 +115,45 @@ def test_seaweed_is_bound_to_loopback_and_tells_nobody(tmp_path: Path) -> None:
     command = embedded.seaweed_command(Settings(data_dir=tmp_path))
 
     assert {"-ip.bind=127.0.0.1", "-ip=127.0.0.1", "-master.telemetry=false"} <= set(command)
+
+
+@pytest.mark.parametrize(
+    ("topology", "serves"),
+    [
+        ({"Max": 0, "DataCenters": None}, False),
+        ({"Max": 0}, False),
+        ({"Max": 400, "DataCenters": [{"Id": "DefaultDataCenter"}]}, True),
+    ],
+)
+def test_seaweed_serves_once_its_volume_server_has_found_the_master(
+    tmp_path: Path, topology: dict[str, object], serves: bool
+) -> None:
+    class Weed(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = {"/healthz": b"", "/dir/status": json.dumps({"Topology": topology}).encode()}[self.path]
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Weed) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        port = server.server_port
+        found = embedded.seaweed_answers(Settings(data_dir=tmp_path, s3_port=port, weed_master_port=port))
+        server.shutdown()
+        thread.join()
+
+    assert found is serves
+
+
+def test_seaweed_that_is_down_does_not_serve(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+
+    assert not embedded.seaweed_answers(Settings(data_dir=tmp_path, s3_port=port, weed_master_port=port))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from jobs.database import Database
-from jobs.deliveries import Delivery, DeliveryStore
+from jobs.deliveries import LEASE_SECONDS, Delivery, DeliveryStore
 from jobs.events import SCHEDULE
 from jobs.job import Fenced, JobError, JobId, NewJob, TenantId
 from jobs.store import JobStore
@@ -20,12 +20,12 @@ from ..jobs.databases import START, Clock, everything, rows
 
 QUEUE: Final = "cpu.webhooks"
 URL: Final = "https://hooks.example/é?x=1"
-LEASE: Final = 30.0
+LEASE: Final = LEASE_SECONDS
 
 
 @pytest.fixture
 def outbox(database: Database) -> DeliveryStore:
-    return DeliveryStore(database, lease_seconds=LEASE)
+    return DeliveryStore(database)
 
 
 @pytest.fixture

@@ -44,6 +44,14 @@ def test_every_setting_is_documented() -> None:
     assert documented - names - {"VOXFLEET_API_KEY", "VOXFLEET_URL"} == set()
 
 
+def test_every_setting_is_described_in_the_words_of_its_field() -> None:
+    page = (ROOT / "docs/reference/settings.md").read_text(encoding="utf-8")
+
+    for name, field in Settings.model_fields.items():
+        assert field.description
+        assert field.description in page, name
+
+
 def _commands(command: click.Command, path: str) -> Iterator[str]:
     if isinstance(command, click.Group):
         for name, child in command.commands.items():

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,12 +44,13 @@ def clone(target: Path) -> None:
             shutil.copy2(ROOT / name, target / name)
 
 
-def start(folder: Path, environ: dict[str, str]) -> tuple[Fleet, float]:
-    """Run `./run` and return the fleet with the seconds it took to be ready."""
+@contextlib.contextmanager
+def started(folder: Path, environ: dict[str, str], *command: str) -> Iterator[tuple[Fleet, float]]:
+    """Run `./run` or another command; give the fleet and the seconds it took to be ready, and end it."""
     begun = time.monotonic()
     with (folder / "out.txt").open("wb") as out:
         process = subprocess.Popen(
-            ["./run"],
+            command or ["./run"],
             cwd=folder,
             env=environ,
             stdin=subprocess.DEVNULL,
@@ -57,30 +59,33 @@ def start(folder: Path, environ: dict[str, str]) -> tuple[Fleet, float]:
             start_new_session=True,
         )
     running = Fleet(data_dir=folder / ".voxfleet", environ=environ, process=process)
-    running.wait_ready(240)
-    taken = time.monotonic() - begun
-    # It asks the API itself, a moment later than we did.
-    patience = time.monotonic() + 10
-    while "Ctrl-C stops everything" not in output(folder) and time.monotonic() < patience:
-        time.sleep(0.1)
-    return running, taken
+    try:
+        running.wait_ready(240)
+        taken = time.monotonic() - begun
+        # It asks the API itself, a moment later than we did.
+        patience = time.monotonic() + 10
+        while "Ctrl-C stops everything" not in output(folder) and time.monotonic() < patience:
+            time.sleep(0.1)
+        yield running, taken
+    finally:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            running.stop()
+        running.http.clear()
+        left = running.wait_gone(5)
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert left == {}
 
 
 def output(folder: Path) -> str:
-    """Return what the last `./run` has said so far."""
+    """Return what the last start has said so far."""
     return (folder / "out.txt").read_text(encoding="utf-8")
 
 
-def end(running: Fleet) -> None:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        running.stop()
-    running.http.clear()
-    for pid in running.processes():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def test_a_new_user_gets_from_a_fresh_copy_to_a_file_that_plays(tmp_path: Path) -> None:
+def test_a_new_user_gets_from_a_fresh_copy_to_a_file_that_plays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "a fresh copy"
     folder.mkdir()
     clone(folder)
@@ -89,7 +94,7 @@ def test_a_new_user_gets_from_a_fresh_copy_to_a_file_that_plays(tmp_path: Path) 
     environ = fleet_environment(folder / ".voxfleet", {})
     del environ["VOXFLEET_DATA_DIR"]
     # Nothing of the environment that runs the tests.
-    for name in ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME"):
+    for name in ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "MAKEFLAGS", "MAKELEVEL"):
         environ.pop(name, None)
 
     def shell(commands: str) -> str:
@@ -104,8 +109,7 @@ def test_a_new_user_gets_from_a_fresh_copy_to_a_file_that_plays(tmp_path: Path) 
         assert made.returncode == 0, made.stderr.decode()
         return made.stdout.decode()
 
-    running, first = start(folder, environ)
-    try:
+    with started(folder, environ) as (running, first):
         shown = output(folder)
         key = running.key
         assert key in shown
@@ -117,20 +121,23 @@ def test_a_new_user_gets_from_a_fresh_copy_to_a_file_that_plays(tmp_path: Path) 
         assert examine(folder / "harbour.mp3").seconds > 1
         tried = [line.strip() for line in shown.splitlines() if "voxfleet speak" in line or "curl" in line]
         assert tried
-    finally:
-        end(running)
 
-    running, second = start(folder, environ)
-    try:
+    with started(folder, environ) as (running, second):
         assert running.key == key
         said = output(folder)
         assert key not in said
         assert "first-key" in said
+        assert "installing" not in said
         assert running.job(job["id"])["status"] == "completed"
         assert urllib3.request("GET", f"{running.url}/docs").status == 200
-    finally:
-        end(running)
-    assert "installing" not in said
-    # Two minutes and ten seconds on a quiet machine; printed by `pytest --durations`, not held to here.
-    assert second < first
-    assert running.wait_gone(5) == {}
+    with capsys.disabled():
+        print(f"\nfirst start {first:.1f} s, second start {second:.1f} s")  # noqa: T201
+    # Two minutes and ten seconds are what we promise; beside other tests a start may take longer.
+    assert first < 240
+    assert second < 30
+
+    with started(folder, environ, "make", "run") as (running, _):
+        assert running.job(job["id"])["status"] == "completed"
+        running.process.kill()
+        running.process.wait()
+        assert running.wait_gone(5) == {}

@@ -319,3 +319,16 @@ def test_ctrl_c_ends_everything_in_order_and_a_new_start_goes_on(tmp_path: Path)
 
         assert done["status"] == "completed"
         assert again.rows("SELECT count(DISTINCT epoch) FROM clips")[0][0] == 2
+
+
+def test_a_worker_that_is_to_leave_in_a_long_chunk_lets_go_of_it_in_time(tmp_path: Path) -> None:
+    with fleet(tmp_path / "data", VOXFLEET_DEFAULT_MODEL="tone", VOXFLEET_ENGINE_TONE_FAULTS="1") as running:
+        job = running.submit("[[tone:sleep=300]] long")
+        until(lambda: running.job(job["id"])["status"] == "in_progress", seconds=20, what="it is in hand")
+
+        begun = time.monotonic()
+        assert running.stop() == 0
+
+        assert time.monotonic() - begun < 45
+        # The next start takes it up at once, and nobody is blamed.
+        assert running.rows("SELECT status, failures, holder FROM jobs") == [("in_progress", 0, None)]

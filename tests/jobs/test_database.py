@@ -231,6 +231,22 @@ def test_a_stopped_server_is_unavailable_until_it_is_back() -> None:
             assert _count(database) == 2
 
 
+def _write_as_while_a_stand_by_takes_over(database: Database) -> None:
+    with database.write() as connection:
+        connection.execute(text("SET TRANSACTION READ ONLY"))
+        connection.execute(text("INSERT INTO workers (id, queue, seen_at) VALUES ('w', 'q', 0)"))
+
+
+def test_a_server_that_is_read_only_for_a_while_is_unavailable(postgres: servers.Postgres) -> None:
+    with postgres.database() as url:
+        migrate.upgrade(url)
+        with closing(connect(url)) as database:
+            with pytest.raises(DatabaseUnavailable, match="read-only"):
+                _write_as_while_a_stand_by_takes_over(database)
+            _add(database, "w")
+            assert _count(database) == 1
+
+
 def test_nobody_listening_is_unavailable_and_the_password_is_not_told() -> None:
     (port,) = servers.free_ports(1)
     url = f"postgresql+psycopg://voxfleet:hunter2@127.0.0.1:{port}/voxfleet"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from jobs.targets import TargetRefused, check_url, is_public
+from jobs.targets import TargetRefused, TargetUnresolved, check_url, is_public
 
 NAMES = {
     "public.example": ["93.184.216.34", "2606:2800:220:1::1"],
@@ -111,6 +111,18 @@ def test_one_address_outside_spoils_the_allowed_ones() -> None:
         check("https://mixed.example:9999/", "10.0.0.0/8")
     with pytest.raises(TargetRefused, match="not public"):
         check("https://mixed.example/", "10.9.0.0/16")
+
+
+@pytest.mark.parametrize("host", ["nowhere.example", "empty.example"])
+def test_a_name_without_an_address_may_have_one_later(host: str) -> None:
+    with pytest.raises(TargetUnresolved, match="no address now"):
+        check(f"https://{host}/")
+
+
+def test_an_address_that_is_not_public_will_not_become_so() -> None:
+    with pytest.raises(TargetRefused) as refused:
+        check("https://private.example/")
+    assert not isinstance(refused.value, TargetUnresolved)
 
 
 def test_a_reason_does_not_tell_what_a_name_resolves_to() -> None:

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from jobs.job import Job, JobError, Stage, Status, Warning
+from jobs.job import Job, JobError, JobWarning, Stage, Status
 from jobs.views import job_body
 
 from .test_job import CREATED, a_job, completed_job, failed_job
@@ -48,7 +48,7 @@ def test_a_job_in_progress_tells_its_stage_and_chunks() -> None:
         chunks_total=4,
         chunks_done=1,
         started_at=CREATED,
-        warnings=(Warning(code="language_guessed", message="taken for English"),),
+        warnings=(JobWarning(code="language_guessed", message="taken for English"),),
         degraded=True,
     )
 
