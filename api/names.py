@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from jobs.targets import lookup
+from jobs.targets import Resolve, lookup
 
 #: A caller waits for it.
 LOOKUP_SECONDS: Final = 2.0
@@ -15,13 +15,13 @@ LOOKUP_SECONDS: Final = 2.0
 KEPT_SECONDS: Final = 10.0
 KEPT_NAMES: Final = 256
 
-Lookup = Callable[[str, int], Sequence[str]]
+_SYSTEM: Final = partial(lookup, seconds=LOOKUP_SECONDS)
 
 
 class Names:
     """Addresses of host names, kept for a moment. Thread-safe."""
 
-    def __init__(self, lookup: Lookup = partial(lookup, seconds=LOOKUP_SECONDS)) -> None:
+    def __init__(self, lookup: Resolve = _SYSTEM) -> None:
         self._lookup = lookup
         self._kept: dict[tuple[str, int], tuple[float, Sequence[str]]] = {}
 
