@@ -16,9 +16,10 @@ from typing import BinaryIO, Final, cast
 from actors.bell import MEDIA_QUEUE, WEBHOOK_QUEUE
 from actors.departure import Departure, Leaving
 from actors.renewal import Renewal
+from actors.staged import drop_staged
 from actors.turn import UNEXPECTED, Remedy, Turn, Verdict
 from jobs.database import DatabaseUnavailable
-from jobs.job import Claim, Clip, Fenced, JobError, JobId, PublishedAudio
+from jobs.job import Claim, Clip, Fenced, JobError, PublishedAudio
 from jobs.store import JobStore
 from speech.audio import Audio, from_pcm_s16le, join, overlap_between
 from speech.encode import (
@@ -30,7 +31,7 @@ from speech.encode import (
     EncoderMissing,
     Mp3Encoder,
 )
-from storage.keys import audio_key, staged_prefix
+from storage.keys import audio_key
 from storage.store import ObjectNotFound, ObjectStore, StoreError, StoreUnavailable
 
 log = logging.getLogger("voxfleet.actors")
@@ -167,13 +168,6 @@ def _check_length(made: Encoded, recorded: list[Clip]) -> None:
     # In the file's own rate, as the encoder counted what went in.
     if made.samples != round(expected * made.sample_rate / recorded[0].sample_rate):
         raise ClipLost(f"{made.samples} samples at {made.sample_rate} Hz were encoded of {expected}")
-
-
-def drop_staged(job_id: JobId, *, jobs: JobStore, objects: ObjectStore) -> None:
-    """Delete every staged object of a job that has ended, whoever staged it."""
-    for stored in objects.list(staged_prefix(job_id)):
-        objects.delete(stored.key)
-    jobs.staged_gone(job_id)
 
 
 def _judge(error: Exception) -> Verdict:

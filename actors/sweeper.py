@@ -13,9 +13,9 @@ from typing import Final
 
 from actors.bell import SWEEPER_QUEUE, Bell, BrokerUnavailable
 from actors.departure import on_signals
-from actors.encode import drop_staged
 from actors.presence import Presence
 from actors.services import build
+from actors.staged import drop_staged
 from config.settings import Settings
 from jobs.database import DatabaseUnavailable
 from jobs.store import JobStore

@@ -21,7 +21,15 @@ from jobs.store import JobStore
 from speech.audio import pcm_s16le
 from speech.checks import check_clip
 from speech.chunks import Chunk, split
-from speech.engine import EngineError, EngineFailed, EngineInfo, EngineUnavailable, Samples, SynthesisRequest
+from speech.engine import (
+    BadOutput,
+    EngineError,
+    EngineFailed,
+    EngineInfo,
+    EngineUnavailable,
+    Samples,
+    SynthesisRequest,
+)
 from speech.host import Interrupted
 from speech.text import prepare, speakable
 from storage.keys import staged_key
@@ -80,7 +88,7 @@ def _speak(work: Synthesis, claim: Claim, lease: Renewal) -> None:
         if work.departure.asked():
             raise Leaving
         # A chunk that gave a bad clip is spoken with another seed; any other repeat gives the same sound.
-        attempt = claim.job.failures if number == 0 else 0
+        attempt = claim.errors.count(BadOutput.code) if number == 0 else 0
         seed = chunk_seed(claim.seed, chunk.start, attempt)
         samples = _make(work, claim, chunk, seed, lease)
         _stage(work, claim, chunk, seed, samples, seq=claim.clips + number, lease=lease)

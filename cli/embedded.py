@@ -55,7 +55,13 @@ def write_private(path: Path, text: str) -> None:
 
 def environment(parts: Parts, settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the settings under which the rest of the fleet finds the embedded servers."""
-    found: dict[str, str] = {}
+    # The address and the ports too: a command in another terminal looks where this fleet is.
+    found = {"VOXFLEET_API_BIND": settings.api_bind}
+    found |= {
+        f"VOXFLEET_{name.upper()}": str(getattr(settings, name))
+        for name in type(settings).model_fields
+        if name.endswith("_port")
+    }
     if parts.valkey:
         found[BROKER] = f"redis://127.0.0.1:{settings.valkey_port}/0"
     if parts.seaweed:

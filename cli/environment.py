@@ -33,8 +33,11 @@ def first_line(error: Exception) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-def settings() -> Settings:
+def settings(*, embedded: bool = True) -> Settings:
     """Read the settings of this process.
+
+    Args:
+        embedded: whether what `voxfleet up` wrote into the data folder counts, below the environment.
 
     Raises:
         BadInput: an unknown setting, or a value out of its range; the message names the variable.
@@ -45,14 +48,14 @@ def settings() -> Settings:
     from speech import registry
 
     try:
-        return load(os.environ, engine_settings=registry.settings())
+        return load(os.environ, engine_settings=registry.settings(), embedded=embedded)
     except UnknownSettings as error:
         raise BadInput(str(error)) from error
     except ValidationError as error:
         # The values stay out of the message: some of them are secrets.
         raise BadInput(
             "; ".join(
-                f"{PREFIX}{'_'.join(str(part) for part in found['loc']).upper()}: {found['msg']}"
+                f"{PREFIX}{str(found['loc'][0]).upper()}: {found['msg']}"
                 for found in error.errors(include_url=False, include_input=False)
             )
         ) from error

@@ -41,12 +41,14 @@ WORKER_PATIENCE: Final = 40.0
 def up() -> None:
     """Start the whole fleet here: broker, store, API, workers, sweeper. Ctrl-C stops it."""
     started = time.monotonic()
-    given = settings()
+    # The last start may have been with other settings.
+    given = settings(embedded=False)
     values = given.model_copy(update={"data_dir": given.data_dir.absolute()})
     _make_folders(values.data_dir)
     with _locked(values.data_dir):
         parts = embedded.Parts.of(os.environ)
         _check_ffmpeg(values)
+        _check_engine(values)
         _check_ports(values, parts)
         found = embedded.environment(parts, values, os.environ)
         _write_down(found, values.data_dir)
@@ -62,7 +64,7 @@ def up() -> None:
             fleet = supervisor.Supervisor(signals=signals, say=_complain)
             try:
                 _run(fleet, values, parts, environ, started)
-                _say("stopping")
+                _say("stopping; workers finish what they have in hand, for half a minute at most")
             finally:
                 fleet.stop()
     _say("stopped")
@@ -139,6 +141,21 @@ def _check_ffmpeg(values: Settings) -> None:
         raise Failed(str(error)) from error
     if problems := ffmpeg.problems(path):
         raise Failed("; ".join(problems))
+
+
+def _check_engine(values: Settings) -> None:
+    from config.settings import engine_options
+    from speech import registry
+    from speech.engine import EngineUnavailable, read_options
+
+    name = values.default_model
+    try:
+        engine = registry.find(name)
+        read_options(engine.options, engine_options(os.environ, name), engine=name)
+    except (registry.UnknownEngine, EngineUnavailable) as error:
+        raise BadInput(f"VOXFLEET_DEFAULT_MODEL={name}: {error}") from error
+    if missing := engine.missing():
+        raise Failed(f"VOXFLEET_DEFAULT_MODEL={name}: {missing}")
 
 
 def _check_ports(values: Settings, parts: embedded.Parts) -> None:

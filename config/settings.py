@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 PREFIX: Final = "VOXFLEET_"
@@ -22,6 +24,19 @@ ENGINE_PREFIX: Final = "VOXFLEET_ENGINE_"
 EMBEDDED_ENV: Final = "embedded.env"
 
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+_SCHEMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "broker_url": ("redis://", "rediss://", "unix://"),
+    "database_url": ("sqlite:///", "postgresql://", "postgres://", "postgresql+psycopg://"),
+    "public_url": ("http://", "https://"),
+    "s3_endpoint": ("http://", "https://"),
+    "s3_public_endpoint": ("http://", "https://"),
+}
+#: 24 bytes make 32 characters of base64, 64 bytes 88.
+_WEBHOOK_SECRET: Final = re.compile(
+    r"whsec_(?=.{32,88}$)(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"
+)
 
 
 class SettingsError(ValueError):
@@ -140,6 +155,25 @@ class Settings(BaseSettings):
             else value
         )
 
+    @field_validator("broker_url", "database_url", "public_url", "s3_endpoint", "s3_public_endpoint")
+    @classmethod
+    def _known_scheme(cls, value: SecretStr | str | None, info: ValidationInfo) -> SecretStr | str | None:
+        url = value.get_secret_value() if isinstance(value, SecretStr) else value
+        schemes = _SCHEMES[info.field_name or ""]
+        if url is not None and not url.startswith(schemes):
+            # The value stays out: it may hold a password.
+            raise PydanticCustomError(
+                "scheme", "must start with {schemes}", {"schemes": " or ".join(schemes)}
+            )
+        return value
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _standard_secret(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not _WEBHOOK_SECRET.fullmatch(value.get_secret_value()):
+            raise PydanticCustomError("secret", "must be `whsec_` and 24 to 64 bytes in base64", {})
+        return value
+
     @property
     def database(self) -> str:
         """The SQLAlchemy URL of the job table."""
@@ -177,13 +211,17 @@ class Settings(BaseSettings):
 
 
 def load(
-    environ: Mapping[str, str] = os.environ, *, engine_settings: Iterable[str] | None = None
+    environ: Mapping[str, str] = os.environ,
+    *,
+    engine_settings: Iterable[str] | None = None,
+    embedded: bool = True,
 ) -> Settings:
     """Read the settings, and refuse a variable that nothing reads.
 
     Args:
         engine_settings: full names of the variables that installed engines read, where the caller knows
             them; None accepts every name under `VOXFLEET_ENGINE_`.
+        embedded: whether what `voxfleet up` wrote into the data folder counts, below `environ`.
 
     Raises:
         UnknownSettings: a `VOXFLEET_*` variable that is no setting.
@@ -203,7 +241,7 @@ def load(
     if unknown:
         raise UnknownSettings(f"unknown setting {', '.join(unknown)}; docs/reference/settings.md lists them")
     data_dir = Path(environ.get(f"{PREFIX}DATA_DIR", Settings.model_fields["data_dir"].default))
-    return Settings(_env_file=data_dir / EMBEDDED_ENV)  # type: ignore[call-arg]
+    return Settings(_env_file=data_dir / EMBEDDED_ENV if embedded else None)  # type: ignore[call-arg]
 
 
 def engine_options(environ: Mapping[str, str], engine: str) -> dict[str, str]:

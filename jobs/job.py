@@ -209,6 +209,8 @@ class Claim:
     text_end: int
     #: Recorded clips so far; the next one's `seq`.
     clips: int
+    #: Codes of the errors since the last recorded clip that were tried again, oldest first.
+    errors: tuple[str, ...] = ()
     #: Seconds of the lease, from the moment of the claim.
     lease_seconds: float
 

@@ -519,6 +519,7 @@ class JobStore:
             pipeline_version=row["pipeline_version"],
             text_end=made[1] or 0,
             clips=made[0],
+            errors=_codes(row["errors"], last=failures),
             lease_seconds=self._lease_seconds,
         )
 
@@ -604,6 +605,11 @@ class JobStore:
 
     def _write(self, connection: Connection, claim: Claim, values: dict[str, Any]) -> None:
         leases.write(connection, jobs, claim.job.id, claim.job.epoch, values)
+
+
+def _codes(stored: str, *, last: int) -> tuple[str, ...]:
+    codes = tuple(str(error["code"]) for error in json.loads(stored))
+    return codes[-last:] if last else ()
 
 
 def _job(row: RowMapping) -> Job:

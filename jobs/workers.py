@@ -65,7 +65,8 @@ class WorkerRegistry:
     def leave(self, worker_id: str) -> None:
         """Say that a worker ends; its model stays known."""
         with self._db.write() as connection:
-            connection.execute(update(workers).where(workers.c.id == worker_id).values(seen_at=0.0))
+            gone = self._db.now(connection) - ALIVE_SECONDS
+            connection.execute(update(workers).where(workers.c.id == worker_id).values(seen_at=gone))
 
     def models(self) -> list[ServedModel]:
         """Return every model that was ever served, by name, each as its latest worker described it."""

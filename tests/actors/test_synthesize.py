@@ -155,8 +155,9 @@ def test_a_failing_engine_is_tried_three_times_and_then_fails_the_job_by_name(
     assert after.error is not None
     assert after.error.code == error.code
     assert len(engine.spoken) == 3
-    # Another seed each time: the same one might give the same bad clip.
-    assert len({request.seed for request in engine.spoken}) == 3
+    # Another seed after a bad clip, which the same one might give again; else the same sound as ever.
+    seeds = {request.seed for request in engine.spoken}
+    assert len(seeds) == (3 if isinstance(error, BadOutput) else 1)
 
 
 def test_what_the_engine_cannot_speak_fails_at_once_and_says_whose_fault_it_is(
