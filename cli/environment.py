@@ -33,11 +33,12 @@ def first_line(error: Exception) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-def settings(*, embedded: bool = True) -> Settings:
+def settings(*, embedded: bool = True, engines: bool = True) -> Settings:
     """Read the settings of this process.
 
     Args:
         embedded: whether what `voxfleet up` wrote into the data folder counts, below the environment.
+        engines: whether to check the names of the engines' settings too, which loads 30 MB to know them.
 
     Raises:
         BadInput: an unknown setting, or a value out of its range; the message names the variable.
@@ -45,10 +46,9 @@ def settings(*, embedded: bool = True) -> Settings:
     from pydantic import ValidationError
 
     from config.settings import PREFIX, UnknownSettings, load
-    from speech import registry
 
     try:
-        return load(os.environ, engine_settings=registry.settings(), embedded=embedded)
+        return load(os.environ, engine_settings=_engine_settings() if engines else None, embedded=embedded)
     except UnknownSettings as error:
         raise BadInput(str(error)) from error
     except ValidationError as error:
@@ -59,3 +59,9 @@ def settings(*, embedded: bool = True) -> Settings:
                 for found in error.errors(include_url=False, include_input=False)
             )
         ) from error
+
+
+def _engine_settings() -> set[str]:
+    from speech import registry
+
+    return registry.settings()

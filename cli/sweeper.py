@@ -15,7 +15,7 @@ from config.logs import start_logging
 @click.command()
 def sweeper() -> None:
     """Ring lost bells again and delete what has expired. Two of them do no harm."""
-    values = settings()
+    values = settings(engines=False)
     start_logging(values.log_level)
     from actors.sweeper import run
 
