@@ -12,8 +12,10 @@ from actors.bell import Bell, BrokerUnavailable
 
 logger: Final = logging.getLogger("voxfleet.api.ringer")
 
-#: Beyond this many bells at once a queue has no idle worker left to hear more.
-MOST_BELLS: Final = 256
+#: A queue with so many bells has no idle worker that another would wake; the sweeper sees to the rest.
+ENOUGH_BELLS: Final = 16
+#: Between two rounds, the bells of many submits gather: sending each took a tenth of a busy API's time.
+PAUSE_SECONDS: Final = 0.02
 FIRST_WAIT: Final = 0.2
 LONGEST_WAIT: Final = 5.0
 #: After this the bells are dropped: the sweeper rings for every job that waits, once the broker is back.
@@ -40,7 +42,7 @@ class Ringer:
     def mark(self, queue: str) -> None:
         """Remember that `queue` has one more job, and return at once."""
         with self._lock:
-            self._pending[queue] = min(MOST_BELLS, self._pending[queue] + 1)
+            self._pending[queue] = min(ENOUGH_BELLS, self._pending[queue] + 1)
             if self._thread is None:
                 # Not before: gunicorn forks between import and the first request.
                 self._thread = threading.Thread(target=self._work, name="ringer", daemon=True)
@@ -68,7 +70,9 @@ class Ringer:
         while not self._closed.is_set() and (pending := self._take()):
             try:
                 for queue in [*pending]:
-                    self._bell.ring(queue, times=pending[queue])
+                    missing = min(pending[queue], ENOUGH_BELLS - self._bell.waiting(queue))
+                    if missing > 0:
+                        self._bell.ring(queue, times=missing)
                     del pending[queue]
             except BrokerUnavailable as error:
                 if self._too_late(error):
@@ -81,6 +85,7 @@ class Ringer:
                 if self._down_since is not None:
                     logger.info("the broker is back after %.0f s", time.monotonic() - self._down_since)
                     self._down_since = None
+                self._closed.wait(PAUSE_SECONDS)
 
     def _take(self) -> Counter[str]:
         with self._lock:
@@ -90,7 +95,7 @@ class Ringer:
     def _put_back(self, pending: Counter[str]) -> None:
         with self._lock:
             for queue, times in pending.items():
-                self._pending[queue] = min(MOST_BELLS, self._pending[queue] + times)
+                self._pending[queue] = min(ENOUGH_BELLS, self._pending[queue] + times)
 
     def _too_late(self, error: BrokerUnavailable) -> bool:
         if self._down_since is None:

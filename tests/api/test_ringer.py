@@ -73,8 +73,18 @@ def test_a_hanging_broker_costs_no_caller_anything_and_bells_gather() -> None:
         assert time.monotonic() - began < 0.5
         bell.gate.set()
         # No queue has so many idle workers that more would be of use.
-        _until(lambda: bell.rung["a"] == 1 + 256)
+        _until(lambda: bell.rung["a"] == 16)
         assert bell.tries == 2
+
+
+def test_a_queue_that_has_bells_enough_is_not_rung() -> None:
+    bell = Bell()
+    bell.rung["a"] = 16
+    with _ringer(bell) as ringer:
+        ringer.mark("a")
+        ringer.mark("b")
+        _until(lambda: bell.rung["b"] == 1)
+    assert bell.rung == {"a": 16, "b": 1}
 
 
 def test_bells_are_sent_after_an_outage_that_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
