@@ -270,3 +270,25 @@ def test_an_encode_that_outlasts_the_time_to_leave_is_broken_off_without_blame(
     assert [key for key in objects.objects if key.startswith("audio/")] == []
     assert list((tmp_path / "tmp").iterdir()) == []
     assert jobs.claim("cpu.media", holder="m2") is not None
+
+
+def test_audio_that_lost_a_clip_on_the_way_to_the_file_is_never_published(
+    jobs: JobStore, objects: MemoryStore, bells: Bells, tmp_path: Path, database: Database
+) -> None:
+    class Forgetful(Mp3Encoder):
+        def encode(
+            self, pieces: Iterable[Audio], path: Path, *, check: Callable[[], None] = lambda: None
+        ) -> Encoded:
+            return super().encode(list(pieces)[:-1], path, check=check)
+
+    job = _spoken(jobs, objects)
+    work = _work(jobs, objects, bells, tmp_path, Forgetful(ffmpeg.find(None)))
+    for _ in range(3):
+        encode(work)
+        _let_go(database)
+
+    after = jobs.get(job.id, "ten_a")
+    assert after.status is Status.FAILED
+    assert after.error is not None
+    assert after.error.code == "clip_lost"
+    assert [key for key in objects.objects if key.startswith("audio/")] == []

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +178,8 @@ def test_a_poison_text_fails_by_name_and_the_next_job_is_served(quick: Fleet, ma
 
 
 def test_two_hundred_jobs_at_once_are_completed_once_each(quick: Fleet) -> None:
-    ids = [quick.submit(f"Job number {number}.")["id"] for number in range(200)]
+    with ThreadPoolExecutor(32) as clients:
+        ids = list(clients.map(lambda number: quick.submit(f"Job number {number}.")["id"], range(200)))
 
     done = [quick.wait(job_id, seconds=180) for job_id in ids]
 
