@@ -7,7 +7,8 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -24,8 +25,22 @@ def worker_id() -> str:
     return f"{socket.gethostname()[:60]}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What a worker tells of itself."""
+
+    info: Mapping[str, Any] | None = None
+    #: Processing seconds per second of audio, and per code point; None while unknown.
+    rtf: float | None = None
+    seconds_per_char: float | None = None
+
+
 class Presence:
-    """Publishes a worker in the `workers` table while the block lasts."""
+    """Publishes a worker in the `workers` table while the block lasts.
+
+    Args:
+        account: asked at every publication.
+    """
 
     def __init__(
         self,
@@ -34,13 +49,13 @@ class Presence:
         worker_id: str,
         queue: str,
         model: str | None = None,
-        info: Mapping[str, Any] | None = None,
+        account: Callable[[], Account] = Account,
     ) -> None:
         self._registry = registry
         self._worker_id = worker_id
         self._queue = queue
         self._model = model
-        self._info = info
+        self._account = account
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="presence", daemon=True)
 
@@ -68,6 +83,14 @@ class Presence:
 
     def _publish(self) -> None:
         try:
-            self._registry.publish(self._worker_id, queue=self._queue, model=self._model, info=self._info)
+            told = self._account()
+            self._registry.publish(
+                self._worker_id,
+                queue=self._queue,
+                model=self._model,
+                info=told.info,
+                rtf=told.rtf,
+                seconds_per_char=told.seconds_per_char,
+            )
         except DatabaseUnavailable as error:
             log.warning("could not publish this worker: %s", error)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
-import shutil
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from actors import scratch
 from actors.bell import SWEEPER_QUEUE, Bell, BrokerUnavailable
-from actors.departure import on_signals
-from actors.presence import Presence
+from actors.departure import LEAVE_SECONDS, on_signals
+from actors.presence import Account, Presence
 from actors.services import build
 from actors.staged import drop_staged
 from config.settings import Settings
@@ -31,10 +32,6 @@ TIDY_SECONDS: Final = 10.0
 HEAVY_SECONDS: Final = 900.0
 #: Rows and objects handled by one round, so that no round takes long.
 ROUND: Final = 500
-#: An upload that began this long ago and was never published is not going to be.
-ORPHAN_SECONDS: Final = 3600.0
-#: A temp file that was not written to for this long belongs to nobody.
-TEMP_SECONDS: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +71,7 @@ def delete_staged(sweep: Sweep) -> int:
     cleared = 0
     for job_id in sweep.jobs.staged_leftovers(limit=ROUND):
         with _noted(f"the clips of job {job_id} cannot be deleted"):
-            drop_staged(job_id, jobs=sweep.jobs, objects=sweep.objects)
+            drop_staged(job_id, jobs=sweep.jobs, objects=sweep.objects, settled=True)
             cleared += 1
     return cleared
 
@@ -90,50 +87,80 @@ def _noted(what: str) -> Iterator[None]:
         log.warning("%s: %s", what, error)
 
 
-def delete_temp(temp_dir: Path, *, older_than: float) -> int:
-    """Delete what work that died has left in `temp_dir`; return how many entries went."""
-    limit = time.time() - older_than
+def delete_orphans(sweep: Sweep) -> int:
+    """Delete what was begun under an epoch that is over, and cannot be published; return how many went."""
     gone = 0
-    for entry in temp_dir.iterdir() if temp_dir.is_dir() else ():
-        if _last_write(entry) < limit:
-            if entry.is_dir():
-                shutil.rmtree(entry, ignore_errors=True)
-            else:
-                entry.unlink(missing_ok=True)
+    for stored in sweep.jobs.orphaned_objects(limit=ROUND):
+        with _noted(f"{stored.key} cannot be deleted"):
+            sweep.objects.delete(stored.key)
+            sweep.jobs.abandon(stored.key)
             gone += 1
     return gone
 
 
-def _last_write(entry: Path) -> float:
-    """Return when anything in `entry` was last written, in seconds since the epoch."""
-    try:
-        return max(path.stat().st_mtime for path in [entry, *entry.rglob("*")])
-    except FileNotFoundError:
-        # Its owner is at work in it.
-        return time.time()
+def expire_jobs(sweep: Sweep) -> int:
+    """End the jobs whose deadline passed before they were started; return how many."""
+    return sweep.jobs.expire(limit=ROUND)
+
+
+def promote_jobs(sweep: Sweep) -> int:
+    """Promote the jobs that have waited too long; return how many."""
+    return sweep.jobs.promote()
 
 
 def heavy(sweep: Sweep) -> None:
-    """What need not be quick: broken-off uploads, temp files, workers that are long gone."""
-    sweep.jobs.orphaned_objects(older_than=ORPHAN_SECONDS)
-    delete_temp(sweep.temp_dir, older_than=TEMP_SECONDS)
+    """What need not be quick: temp files, workers that are long gone."""
+    scratch.clear(sweep.temp_dir)
     sweep.workers.forget()
 
 
+#: What keeps work moving, with seconds between two rounds: it needs the database and the broker alone.
+MOVING: Final[Mapping[Callable[[Sweep], object], float]] = {
+    top_up_bells: BELL_SECONDS,
+    expire_jobs: BELL_SECONDS,
+    promote_jobs: TIDY_SECONDS,
+}
+#: What clears away. A store that hangs must not keep the others.
+CLEARING: Final[Mapping[Callable[[Sweep], object], float]] = {
+    delete_expired: TIDY_SECONDS,
+    delete_staged: TIDY_SECONDS,
+    delete_orphans: TIDY_SECONDS,
+    heavy: HEAVY_SECONDS,
+}
+
+
+class LastRuns:
+    """When each task was done last. Thread-safe."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._at: dict[str, float] = {}
+
+    def ran(self, task: str) -> None:
+        """Say that a task was done just now."""
+        self._at[task] = self._clock()
+
+    def account(self) -> Account:
+        """Return it as the sweeper tells it, in seconds that have passed."""
+        now = self._clock()
+        return Account(info={"last_run": {task: now - at for task, at in dict(self._at).items()}})
+
+
 def sweep_until(
-    sweep: Sweep, *, stopped: Callable[[float], bool], clock: Callable[[], float] = time.monotonic
+    sweep: Sweep,
+    every: Mapping[Callable[[Sweep], object], float],
+    *,
+    stopped: Callable[[float], bool],
+    ran: Callable[[str], object] = str,
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Sweep until `stopped`.
 
     Args:
+        every: the tasks, and the seconds between two rounds of each.
         stopped: waits for so many seconds, and says whether to end.
+        ran: told the name of each task that was done.
     """
-    every: dict[Callable[[Sweep], object], float] = {
-        top_up_bells: BELL_SECONDS,
-        delete_expired: TIDY_SECONDS,
-        delete_staged: TIDY_SECONDS,
-        heavy: HEAVY_SECONDS,
-    }
     due = dict.fromkeys(every, 0.0)
     out_of_order: set[str] = set()
     while not stopped(BELL_SECONDS):
@@ -149,6 +176,7 @@ def sweep_until(
                     log.warning("%s: %s: %s", task.__name__, type(error).__name__, error)
                 out_of_order.add(task.__name__)
             else:
+                ran(task.__name__)
                 if task.__name__ in out_of_order:
                     log.info("%s: in order again", task.__name__)
                 out_of_order.discard(task.__name__)
@@ -165,6 +193,27 @@ def run(settings: Settings) -> int:
         temp_dir=settings.temp_dir,
     )
     departure = on_signals()
-    with Presence(services.workers, worker_id=services.holder, queue=SWEEPER_QUEUE):
-        sweep_until(sweep, stopped=departure.wait)
-    return 0
+    runs = LastRuns()
+    clearing = threading.Thread(
+        target=sweep_until,
+        args=(sweep, CLEARING),
+        kwargs={"stopped": departure.wait, "ran": runs.ran},
+        name="clearing",
+        daemon=True,
+    )
+    with Presence(services.workers, worker_id=services.holder, queue=SWEEPER_QUEUE, account=runs.account):
+        clearing.start()
+        try:
+            sweep_until(
+                sweep,
+                MOVING,
+                stopped=lambda seconds: departure.wait(seconds) or not clearing.is_alive(),
+                ran=runs.ran,
+            )
+            died = not departure.asked()
+        finally:
+            departure.ask()
+            clearing.join(timeout=LEAVE_SECONDS / 2)
+    if died:
+        log.critical("the thread that clears away has died; leaving")
+    return 1 if died else 0

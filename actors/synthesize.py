@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
 from actors.bell import MEDIA_QUEUE
 from actors.departure import Departure, Leaving
+from actors.pace import Pace
 from actors.renewal import Renewal
+from actors.staging import Made, Staging
 from actors.turn import UNEXPECTED, Remedy, Turn, Verdict
-from jobs.job import Claim, Clip, Fenced, JobError
+from actors.urgency import Urgency
+from jobs.database import DatabaseUnavailable
+from jobs.job import Claim, JobClass, JobError
 from jobs.store import JobStore
-from speech.audio import pcm_s16le
 from speech.checks import check_clip
 from speech.chunks import Chunk, split
 from speech.engine import (
@@ -32,10 +35,14 @@ from speech.engine import (
 )
 from speech.host import Interrupted
 from speech.text import prepare, speakable
-from storage.keys import staged_key
 from storage.store import ObjectStore, StoreError, StoreUnavailable
 
 log = logging.getLogger("voxfleet.actors")
+
+#: After so long on one worker a job lets others of its class go first.
+TURN_SECONDS: Final = 300.0
+#: A live job waits for the chunk in hand when no more than this is left of it.
+CUT_SECONDS: Final = 1.0
 
 
 class Speaker(Protocol):
@@ -47,6 +54,15 @@ class Speaker(Protocol):
     def synthesize(
         self, request: SynthesisRequest, *, stop: Callable[[], bool] | None = None
     ) -> Iterator[Samples]: ...
+
+
+@dataclass(slots=True)
+class Habits:
+    """What was seen of an engine."""
+
+    #: Whether it gives a clip in several pieces, between which it can stop. One that gives it whole would
+    #: have to be killed, and a load takes longer than a chunk.
+    streams: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,38 +78,108 @@ class Synthesis:
     departure: Departure
     #: Called when the engine cannot be loaded any more: this worker is of no use.
     broken: Callable[[str], None]
+    pace: Pace = field(default_factory=Pace)
+    habits: Habits = field(default_factory=Habits)
+    #: Seconds, from any beginning.
+    clock: Callable[[], float] = time.monotonic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InHand:
+    """A job while it is spoken."""
+
+    claim: Claim
+    lease: Renewal
+    urgency: Urgency
+    staging: Staging
 
 
 def synthesize(work: Synthesis) -> None:
-    """Speak the most urgent job of the queue, from its last recorded clip on."""
-    turn = Turn(queue=work.queue, holder=work.holder, jobs=work.jobs, ring=work.ring)
+    """Speak the jobs of the queue, the most urgent first, each from its last recorded clip on."""
+    turn = Turn(
+        queue=work.queue,
+        jobs=work.jobs,
+        ring=work.ring,
+        claim=partial(work.jobs.claim, work.queue, holder=work.holder),
+        go_on=lambda: not work.departure.asked(),
+    )
     turn.take(lambda claim, lease: _speak(work, claim, lease), judge=lambda error: _judge(work, error))
 
 
-def _speak(work: Synthesis, claim: Claim, lease: Renewal) -> None:
-    log.info("job %s epoch %d: speaking from offset %d", claim.job.id, claim.job.epoch, claim.text_end)
+def _speak(work: Synthesis, claim: Claim, lease: Renewal) -> Claim | None:
+    """Speak what is not recorded yet; return the job that this one gave way to, if it did."""
+    job = claim.job
     info = work.engine.info
-    spoken = claim.spoken_text
-    if spoken is None:
-        spoken = prepare(claim.input)
-        lease.persist(partial(work.jobs.prepare, claim, spoken_text=spoken))
-    chunks = voiced(
-        split(spoken, start=claim.text_end, max_chars=info.max_chars, language=claim.job.language)
-    )
-    if chunks:
-        lease.persist(partial(work.jobs.plan, claim, chunks_total=claim.clips + len(chunks)))
-        lease.persist(partial(work.jobs.staging, claim))
-    for number, chunk in enumerate(chunks):
-        lease.check()
-        if work.departure.asked():
-            raise Leaving
-        # A chunk that gave a bad clip is spoken with another seed; any other repeat gives the same sound.
-        attempt = claim.errors.count(BadOutput.code) if number == 0 else 0
-        seed = chunk_seed(claim.seed, chunk.start, attempt)
-        samples = _make(work, claim, chunk, seed, lease)
-        _stage(work, claim, chunk, seed, samples, seq=claim.clips + number, lease=lease)
+    spoken = prepare(claim.input) if claim.spoken_text is None else claim.spoken_text
+    chunks = unspoken(spoken, claim.recorded, max_chars=info.max_chars, language=job.language)
+    left = sum(chunk.end - chunk.start for chunk in chunks)
+    log.info("job %s epoch %d: %d of %d characters to speak", job.id, job.epoch, left, len(spoken))
+    total = len(claim.recorded) + len(chunks)
+    begin = partial(work.jobs.begin, claim, spoken_text=spoken, chunks_total=total, characters_left=left)
+    lease.persist(begin)
+    begun = work.clock()
+    urgency = Urgency(partial(work.jobs.urgent, work.queue), wanted=job.job_class is not JobClass.LIVE)
+    with urgency, Staging(claim, lease, jobs=work.jobs, objects=work.objects) as staging:
+        hand = InHand(claim=claim, lease=lease, urgency=urgency, staging=staging)
+        for number, chunk in enumerate(chunks):
+            # A chunk that gave a bad clip is spoken with another seed; any other repeat sounds the same.
+            attempt = claim.errors.count(BadOutput.code) if number == 0 else 0
+            seed = chunk_seed(claim.seed, chunk.start, attempt)
+            samples: Samples | None = None
+            # At least one chunk of each turn is made, so that no job is only ever put off.
+            border = number > 0
+            while samples is None:
+                lease.check()
+                if work.departure.asked():
+                    raise Leaving
+                if border:
+                    turn_is_over = work.clock() - begun >= TURN_SECONDS
+                    better = _give_way(work, hand, left=left, turn_is_over=turn_is_over)
+                    if better is not None:
+                        return better
+                # None when it was cut for a live job, which somebody else may have taken since.
+                samples = _make(work, hand, chunk, seed)
+                border = True
+            left -= chunk.end - chunk.start
+            staging.put(Made(seq=claim.next_seq + number, chunk=chunk, seed=seed, samples=samples, info=info))
     lease.persist(partial(work.jobs.synthesized, claim, queue=MEDIA_QUEUE))
     work.ring(MEDIA_QUEUE)
+    return None
+
+
+def unspoken(text: str, recorded: Iterable[tuple[int, int]], *, max_chars: int, language: str) -> list[Chunk]:
+    """Return the chunks of all that no clip holds, in order.
+
+    That is the end of the text after a death, a gap where a clip was lost, or both; each piece is cut by
+    itself, so it does not matter how the clips were cut, or by whom.
+    """
+    chunks: list[Chunk] = []
+    at = 0
+    for start, end in (*recorded, (len(text), len(text))):
+        if start > at:
+            piece = split(text[:start], start=at, max_chars=max_chars, language=language)
+            chunks += voiced(piece)
+        at = max(at, end)
+    return chunks
+
+
+def _give_way(work: Synthesis, hand: InHand, *, left: int, turn_is_over: bool) -> Claim | None:
+    """Return a better job, claimed in place of the one in hand, if one waits."""
+    job = hand.claim.job
+    try:
+        if not work.jobs.better(hand.claim, left=left, turn_is_over=turn_is_over):
+            return None
+        # What is made stays made.
+        hand.staging.flush()
+        better = work.jobs.swap(hand.claim, holder=work.holder, left=left, turn_is_over=turn_is_over)
+    except DatabaseUnavailable as error:
+        # Nobody knows whether it was done; if it was, the next write is fenced.
+        log.warning("job %s does not look for a better one: %s", job.id, error)
+        return None
+    if better is not None:
+        log.info("job %s gives way to %s with %d characters left", job.id, better.job.id, left)
+        work.ring(work.queue)
+    return better
 
 
 def voiced(chunks: Iterable[Chunk]) -> list[Chunk]:
@@ -115,53 +201,40 @@ def voiced(chunks: Iterable[Chunk]) -> list[Chunk]:
     return found
 
 
-def _make(work: Synthesis, claim: Claim, chunk: Chunk, seed: int, lease: Renewal) -> Samples:
-    request = SynthesisRequest(text=chunk.text, voice=claim.job.voice, language=claim.job.language, seed=seed)
+def _make(work: Synthesis, hand: InHand, chunk: Chunk, seed: int) -> Samples | None:
+    """Return the audio of one chunk; None when it was cut, for a live job."""
+    job = hand.claim.job
+    request = SynthesisRequest(text=chunk.text, voice=job.voice, language=job.language, seed=seed)
+    begun = work.clock()
+    is_cut = False
+
+    def stop() -> bool:
+        nonlocal is_cut
+        if hand.lease.lost() or work.departure.overdue():
+            return True
+        if hand.urgency.waits() and work.habits.streams:
+            pace = work.pace.seconds_per_char or 0.0
+            is_cut = len(chunk.text) * pace - (work.clock() - begun) > CUT_SECONDS
+        return is_cut
+
     try:
-        stop = lambda: lease.lost() or work.departure.overdue()  # noqa: E731
         parts = list(work.engine.synthesize(request, stop=stop))
     except Interrupted as error:
-        lease.check()
-        raise Leaving from error
+        hand.lease.check()
+        if not is_cut or work.departure.overdue():
+            raise Leaving from error
+        log.info("job %s: the chunk at %d is cut for a live job", job.id, chunk.start)
+        return None
+    work.habits.streams = len(parts) > 1
     samples = np.concatenate(parts) if parts else np.zeros(0, np.float32)
-    check_clip(samples, chunk.text, work.engine.info)
-    return samples
-
-
-def _stage(
-    work: Synthesis, claim: Claim, chunk: Chunk, seed: int, samples: Samples, *, seq: int, lease: Renewal
-) -> None:
-    """Store the clip, then record it: the row is the checkpoint."""
     info = work.engine.info
-    body = pcm_s16le(samples)
-    key = staged_key(claim.job.id, epoch=claim.job.epoch, seq=seq)
-    work.objects.put(key, body, content_type=clip_type(info.sample_rate))
-    clip = Clip(
-        seq=seq,
-        text_start=chunk.start,
-        text_end=chunk.end,
-        pause_ms=0,
-        epoch=claim.job.epoch,
-        key=key,
-        sha256=hashlib.sha256(body).hexdigest(),
-        samples=len(samples),
-        sample_rate=info.sample_rate,
-        seed=seed,
-        engine_revision=info.revision,
+    check_clip(samples, chunk.text, info)
+    work.pace.made(
+        seconds=work.clock() - begun,
+        audio_seconds=len(samples) / info.sample_rate,
+        characters=len(chunk.text),
     )
-    try:
-        lease.check()
-        lease.persist(partial(work.jobs.record, claim, clip))
-    except Fenced:
-        # The job may have ended meanwhile, and its staged objects been cleared: this one would stay.
-        with suppress(StoreError):
-            work.objects.delete(key)
-        raise
-
-
-def clip_type(sample_rate: int) -> str:
-    """Return the content type of a staged clip: raw s16le mono at the engine's rate."""
-    return f"audio/x-raw; format=S16LE; channels=1; rate={sample_rate}"
+    return samples
 
 
 def chunk_seed(seed: int, text_start: int, attempt: int) -> int:

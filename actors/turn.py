@@ -43,62 +43,99 @@ class Verdict:
     remedy: Remedy
 
 
+class Fate(Enum):
+    """What came of a piece of work, to the worker that did it."""
+
+    #: It is over, one way or another: look for the next one.
+    OVER = 1
+    #: Something that all work needs is out of order: wait for another bell.
+    OUT_OF_ORDER = 2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What every turn needs, whatever the work."""
+    """What every turn needs, whatever the work.
+
+    Attributes:
+        claim: takes the best job, or returns None.
+        go_on: whether to look for another job when one is done; a bell need not be waited for.
+    """
 
     queue: str
-    holder: str
     jobs: JobStore
     ring: Callable[[str], None]
+    claim: Callable[[], Claim | None]
+    go_on: Callable[[], bool]
 
-    def take(self, do: Callable[[Claim, Renewal], None], *, judge: Callable[[Exception], Verdict]) -> None:
-        """Do the most urgent job of the queue, if there is one.
+    def take(
+        self, do: Callable[[Claim, Renewal], Claim | None], *, judge: Callable[[Exception], Verdict]
+    ) -> None:
+        """Do jobs of the queue, the most urgent first, until there is none.
 
         Args:
             do: the work; it raises `Fenced` as soon as the lease is lost, and `Leaving` where it breaks off
-                because the process is to end.
+                because the process is to end. It returns the job that it gave way to, already claimed.
             judge: says what an error of `do` means.
         """
+        claim = self._next()
+        while claim is not None:
+            after = self._work(claim, do, judge)
+            if isinstance(after, Claim):
+                claim = after
+            elif after is Fate.OVER and self.go_on():
+                claim = self._next()
+            else:
+                return
+
+    def _next(self) -> Claim | None:
         try:
-            claim = self.jobs.claim(self.queue, holder=self.holder)
+            return self.claim()
         except DatabaseUnavailable as error:
             # The sweeper rings again.
             log.warning("no job of %s could be claimed: %s", self.queue, error)
-            return
-        if claim is None:
-            return
+            return None
+
+    def _work(
+        self,
+        claim: Claim,
+        do: Callable[[Claim, Renewal], Claim | None],
+        judge: Callable[[Exception], Verdict],
+    ) -> Claim | Fate:
         job = claim.job
         renew = partial(self.jobs.renew, job.id, job.epoch)
         with Renewal(renew, lease_seconds=claim.lease_seconds) as lease:
             try:
-                self._try(claim, lease, do, judge)
+                return self._try(claim, lease, do, judge)
             except Fenced:
                 log.info("job %s epoch %d is no longer ours", job.id, job.epoch)
+                return Fate.OVER
             except DatabaseUnavailable as error:
                 # The row stays held until the lease runs out; what is recorded stays recorded.
                 log.warning("job %s epoch %d: %s", job.id, job.epoch, error)
+                return Fate.OUT_OF_ORDER
 
     def _try(
         self,
         claim: Claim,
         lease: Renewal,
-        do: Callable[[Claim, Renewal], None],
+        do: Callable[[Claim, Renewal], Claim | None],
         judge: Callable[[Exception], Verdict],
-    ) -> None:
+    ) -> Claim | Fate:
         try:
-            do(claim, lease)
+            return do(claim, lease) or Fate.OVER
         except (Fenced, DatabaseUnavailable):
             raise
         except Leaving:
             log.info("job %s is let go", claim.job.id)
             lease.persist(partial(self.jobs.release, claim))
             self.ring(self.queue)
+            return Fate.OVER
         except Exception as error:
             verdict = judge(error)
             if verdict.error is UNEXPECTED:
                 log.exception("job %s epoch %d", claim.job.id, claim.job.epoch)
             lease.persist(partial(self._write_down, claim, verdict, error))
+            return Fate.OUT_OF_ORDER if verdict.remedy is Remedy.WAIT else Fate.OVER
 
     def _write_down(self, claim: Claim, verdict: Verdict, cause: Exception) -> None:
         remedy, error = verdict.remedy, verdict.error

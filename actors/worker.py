@@ -12,19 +12,20 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from dramatiq import Worker
 from dramatiq.brokers.redis import RedisBroker
 
-from actors import fleet
+from actors import fleet, scratch
 from actors.bell import MEDIA_QUEUE, WEBHOOK_QUEUE, connect, synthesis_queue
 from actors.deliver import Outbox
 from actors.departure import LEAVE_SECONDS, Departure, on_signals
 from actors.encode import Media
-from actors.presence import Presence
-from actors.services import build, webhook_secret
-from actors.sweeper import TEMP_SECONDS, delete_temp
+from actors.pace import Pace
+from actors.presence import Account, Presence
+from actors.services import Services, build, webhook_secret
 from actors.synthesize import Synthesis
 from config.settings import Settings, engine_options
 from speech import ffmpeg
@@ -73,6 +74,8 @@ def run_synth(settings: Settings, *, model: str) -> int:
             broken.append(reason)
             departure.ask()
 
+        pace = Pace()
+        described = _described(info)
         fleet.declare_synthesis(
             broker,
             Synthesis(
@@ -84,11 +87,16 @@ def run_synth(settings: Settings, *, model: str) -> int:
                 ring=services.ring,
                 departure=departure,
                 broken=leave_broken,
+                pace=pace,
             ),
         )
         log.info("model %s is loaded; serving %s", model, queue)
         with Presence(
-            services.workers, worker_id=services.holder, queue=queue, model=model, info=_described(info)
+            services.workers,
+            worker_id=services.holder,
+            queue=queue,
+            model=model,
+            account=lambda: Account(info=described, rtf=pace.rtf, seconds_per_char=pace.seconds_per_char),
         ):
             _serve([_worker(broker, {queue}, threads=1)], departure)
     if broken:
@@ -106,12 +114,20 @@ def run_media(settings: Settings) -> int:
         log.error("%s", error)
         return 1
     services = build(settings)
-    settings.temp_dir.mkdir(parents=True, exist_ok=True)
-    delete_temp(settings.temp_dir, older_than=TEMP_SECONDS)
+    # What a killed worker left would fill the disk if this one were killed as well, again and again.
+    scratch.clear(settings.temp_dir)
+    with scratch.scratch(settings.temp_dir) as folder:
+        return _serve_media(settings, services, encoder, folder, departure)
+
+
+def _serve_media(
+    settings: Settings, services: Services, encoder: Mp3Encoder, folder: Path, departure: Departure
+) -> int:
     url = settings.broker_url.get_secret_value()
     # Two brokers: a slow receiver takes no thread from the encoders. Two workers on one broker would each
     # consume the queues of the other.
     media, outbox = connect(url), connect(url)
+    pace = Pace()
     fleet.declare_media(
         media,
         Media(
@@ -119,9 +135,11 @@ def run_media(settings: Settings) -> int:
             jobs=services.jobs,
             objects=services.objects,
             encoder=encoder,
-            temp_dir=settings.temp_dir,
+            temp_dir=folder,
             ring=services.ring,
             departure=departure,
+            long_slots=threading.BoundedSemaphore(ENCODERS - 1),
+            pace=pace,
         ),
     )
     fleet.declare_outbox(
@@ -134,7 +152,12 @@ def run_media(settings: Settings) -> int:
         ),
     )
     log.info("serving %s and %s", MEDIA_QUEUE, WEBHOOK_QUEUE)
-    with Presence(services.workers, worker_id=services.holder, queue=MEDIA_QUEUE):
+    with Presence(
+        services.workers,
+        worker_id=services.holder,
+        queue=MEDIA_QUEUE,
+        account=lambda: Account(rtf=pace.rtf),
+    ):
         workers = [
             _worker(media, {MEDIA_QUEUE}, threads=ENCODERS),
             _worker(outbox, {WEBHOOK_QUEUE}, threads=POSTMEN),

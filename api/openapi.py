@@ -11,7 +11,7 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from api import problems, schemas
 from api.operations import HEADERS, OPERATIONS, PROBLEM_HEADERS, Operation, Reply
-from jobs.events import COMPLETED, FAILED
+from jobs.events import ENDINGS
 
 _PARAMETER: Final = re.compile(r"<(\w+)>")
 _REF: Final = "#/components/schemas/{model}"
@@ -51,7 +51,7 @@ def describe(*, public_url: str, max_input_chars: int) -> dict[str, Any]:
         "security": [{"bearer": []}, {"xi-api-key": []}, {"X-API-Key": []}],
         "tags": [{"name": tag} for tag in dict.fromkeys(operation.tag for operation in OPERATIONS)],
         "paths": _paths(),
-        "webhooks": {event: _webhook(event) for event in (COMPLETED, FAILED)},
+        "webhooks": {event: _webhook(event) for event in ENDINGS.values()},
         "components": {
             "schemas": _schemas(max_input_chars),
             "securitySchemes": {

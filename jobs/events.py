@@ -11,14 +11,20 @@ import hashlib
 import hmac
 import json
 import secrets
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Final
 
-from jobs.job import Job, rfc3339
+from jobs.job import Job, Status, rfc3339
 from jobs.views import job_body
 
-COMPLETED: Final = "speech.job.completed"
-FAILED: Final = "speech.job.failed"
+#: What the end of a job is called.
+ENDINGS: Final[Mapping[Status, str]] = {
+    Status.COMPLETED: "speech.job.completed",
+    Status.FAILED: "speech.job.failed",
+    Status.CANCELLED: "speech.job.cancelled",
+    Status.EXPIRED: "speech.job.expired",
+}
 
 #: Seconds before each attempt, counted from the one before: five attempts within about 2 h 35 min.
 SCHEDULE: Final = (0.0, 5.0, 300.0, 1800.0, 7200.0)

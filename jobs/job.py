@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum, StrEnum
-from typing import Any, Final, NewType
+from typing import Any, Final, NamedTuple, NewType
 
 JobId = NewType("JobId", str)
 TenantId = NewType("TenantId", str)
@@ -45,20 +45,107 @@ class JobClass(IntEnum):
     LOW = 3
 
 
-#: Which status may follow which. The store writes no other change.
-TRANSITIONS: Final[Mapping[Status, frozenset[Status]]] = {
-    Status.QUEUED: frozenset({Status.IN_PROGRESS, Status.FAILED, Status.CANCELLED, Status.EXPIRED}),
-    Status.IN_PROGRESS: frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED}),
-    Status.COMPLETED: frozenset(),
-    Status.FAILED: frozenset(),
-    Status.CANCELLED: frozenset(),
-    Status.EXPIRED: frozenset(),
+class State(NamedTuple):
+    """Where a job stands: what its owner sees, and which work it asks for."""
+
+    status: Status
+    stage: Stage | None = None
+
+
+QUEUED: Final = State(Status.QUEUED)
+SYNTHESIZING: Final = State(Status.IN_PROGRESS, Stage.SYNTHESIZING)
+ENCODING: Final = State(Status.IN_PROGRESS, Stage.ENCODING)
+UPLOADING: Final = State(Status.IN_PROGRESS, Stage.UPLOADING)
+COMPLETED: Final = State(Status.COMPLETED)
+FAILED: Final = State(Status.FAILED)
+CANCELLED: Final = State(Status.CANCELLED)
+EXPIRED: Final = State(Status.EXPIRED)
+
+
+class Move(StrEnum):
+    """What may happen to a job."""
+
+    #: A worker takes it; an upload that died with its holder starts over.
+    CLAIM = "claim"
+    #: Its holder lets go: to leave, to yield, or to try again later.
+    LET_GO = "let go"
+    #: A clip is recorded.
+    RECORD = "record"
+    #: The whole text is spoken.
+    SPEAK_OUT = "speak out"
+    #: A recorded clip was lost, and is to be made again.
+    REMAKE = "remake"
+    #: The audio is encoded; its key is in the ledger.
+    UPLOAD = "upload"
+    #: The audio is stored.
+    COMPLETE = "complete"
+    FAIL = "fail"
+    #: Its owner does not want it any more.
+    CANCEL = "cancel"
+    #: Its deadline passed before it was started.
+    EXPIRE = "expire"
+
+
+#: Which move leads from where to where. The store makes no other change; `docs/explanation/job-life.md`
+#: draws it.
+MOVES: Final[Mapping[Move, Mapping[State, State]]] = {
+    Move.CLAIM: {
+        QUEUED: SYNTHESIZING,
+        SYNTHESIZING: SYNTHESIZING,
+        ENCODING: ENCODING,
+        UPLOADING: ENCODING,
+    },
+    Move.LET_GO: {SYNTHESIZING: SYNTHESIZING, ENCODING: ENCODING, UPLOADING: UPLOADING},
+    Move.RECORD: {SYNTHESIZING: SYNTHESIZING},
+    Move.SPEAK_OUT: {SYNTHESIZING: ENCODING},
+    Move.REMAKE: {ENCODING: SYNTHESIZING},
+    Move.UPLOAD: {ENCODING: UPLOADING},
+    Move.COMPLETE: {UPLOADING: COMPLETED},
+    Move.FAIL: {SYNTHESIZING: FAILED, ENCODING: FAILED, UPLOADING: FAILED},
+    Move.CANCEL: {
+        QUEUED: CANCELLED,
+        SYNTHESIZING: CANCELLED,
+        ENCODING: CANCELLED,
+        UPLOADING: CANCELLED,
+    },
+    Move.EXPIRE: {QUEUED: EXPIRED},
 }
-TERMINAL: Final = frozenset(status for status, after in TRANSITIONS.items() if not after)
+STATES: Final = (QUEUED, SYNTHESIZING, ENCODING, UPLOADING, COMPLETED, FAILED, CANCELLED, EXPIRED)
+TERMINAL: Final = frozenset(
+    state.status for state in STATES if not any(state in steps for steps in MOVES.values())
+)
 
 
 class JobNotFound(LookupError):
     """No such job, or it belongs to another tenant."""
+
+
+class JobEnded(Exception):
+    """The job has ended already, and cannot be ended another way.
+
+    Attributes:
+        status: how it ended.
+    """
+
+    def __init__(self, job_id: str, status: Status) -> None:
+        super().__init__(f"{job_id} is {status.value}")
+        self.status = status
+
+
+class JobUnended(Exception):
+    """The job has not ended yet: there is nothing to try again."""
+
+
+class TooManyQueued(Exception):
+    """The tenant has as many jobs waiting as it may have.
+
+    Attributes:
+        limit: how many.
+    """
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} jobs are waiting already")
+        self.limit = limit
 
 
 class Fenced(Exception):
@@ -119,6 +206,8 @@ class NewJob:
     metadata: Mapping[str, str] = field(default_factory=dict)
     webhook_url: str | None = None
     job_class: JobClass = JobClass.NORMAL
+    #: Seconds within which it must be started, or it is not wanted any more.
+    deadline: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,16 +223,28 @@ class Job:
     model: str
     #: The queue whose work this job asks for now; None once it has ended.
     queue: str | None
+    #: Whether a worker holds it now, as far as the row tells.
+    held: bool
+    #: Its place in its lane: the time from which it counts as waiting.
+    queued_at: datetime
     voice: str
     language: str
     response_format: str
     #: Code points of the input.
     characters: int
+    #: Code points that are still to be spoken.
+    characters_left: int
+    #: Length of the recorded clips.
+    audio_ms: int
     chunks_total: int | None
     chunks_done: int
     created_at: datetime
     started_at: datetime | None
     completed_at: datetime | None
+    #: When it expires, if it has not been started by then.
+    deadline: datetime | None
+    #: The job that this one tries again.
+    retry_of: JobId | None
     #: When the audio stops being served; None until there is some.
     expires_at: datetime | None
     #: Seconds between completion and `expires_at`.
@@ -193,6 +294,11 @@ class Clip:
     seed: int
     engine_revision: str
 
+    @property
+    def milliseconds(self) -> int:
+        """How long it sounds."""
+        return round(self.samples * 1000 / self.sample_rate)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
@@ -205,10 +311,12 @@ class Claim:
     #: The text as it is spoken, once some worker has prepared it.
     spoken_text: str | None
     pipeline_version: int | None
-    #: Where the recorded audio ends in the spoken text; work resumes there.
-    text_end: int
-    #: Recorded clips so far; the next one's `seq`.
-    clips: int
+    #: What is recorded of the spoken text, as (start, end) in order; the rest is still to be spoken.
+    recorded: tuple[tuple[int, int], ...]
+    #: The next clip's `seq`. Clips are told apart by it, and heard in the order of the text.
+    next_seq: int
+    #: The queue that its text is spoken on; None for a job that an older release stored.
+    synthesis_queue: str | None
     #: Codes of the errors since the last recorded clip that were tried again, oldest first.
     errors: tuple[str, ...] = ()
     #: Seconds of the lease, from the moment of the claim.

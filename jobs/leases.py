@@ -36,13 +36,27 @@ def fence(table: Table, row_id: str, epoch: int) -> ColumnElement[bool]:
     )
 
 
-def write(connection: Connection, table: Table, row_id: str, epoch: int, values: dict[str, Any]) -> None:
+def write(
+    connection: Connection,
+    table: Table,
+    row_id: str,
+    epoch: int,
+    values: dict[str, Any],
+    *,
+    only_if: ColumnElement[bool] | None = None,
+) -> None:
     """Change a held row.
 
+    Args:
+        only_if: what else must be true of it.
+
     Raises:
-        Fenced: it is not held under this epoch.
+        Fenced: it is not held under this epoch, or `only_if` is not true.
     """
-    result = connection.execute(update(table).where(fence(table, row_id, epoch)).values(values))
+    change = update(table).where(fence(table, row_id, epoch))
+    if only_if is not None:
+        change = change.where(only_if)
+    result = connection.execute(change.values(values))
     if result.rowcount != 1:
         raise Fenced(f"{table.name} {row_id}: epoch {epoch} is over")
 

@@ -3,107 +3,112 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from sqlalchemy import Connection, RowMapping, delete, exists, func, insert, select, text, update
+from sqlalchemy import (
+    Column,
+    Connection,
+    RowMapping,
+    and_,
+    case,
+    delete,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.sql.elements import ColumnElement
 
 from jobs import leases
 from jobs.database import Database, storable
-from jobs.events import COMPLETED, FAILED, event_payload
+from jobs.events import ENDINGS, event_payload
 from jobs.job import (
+    MOVES,
     PIPELINE_VERSION,
+    TERMINAL,
     Claim,
     Clip,
     Fenced,
     Job,
     JobClass,
+    JobEnded,
     JobError,
     JobId,
     JobNotFound,
+    JobUnended,
     JobWarning,
+    Move,
     NewJob,
     PublishedAudio,
     Stage,
+    State,
     Status,
     TenantId,
+    TooManyQueued,
     error_from,
     new_id,
 )
+from jobs.lanes import Lanes
 from jobs.tables import clips, deliveries, events, jobs, objects
 
 #: How many of the last errors a row keeps.
 KEPT_ERRORS: Final = 5
-#: How many lanes a claim tries when other workers are about to take their heads.
-TRIED_LANES: Final = 8
+#: A lane of encoders: seconds that a job is put behind others for each second of its audio. Shorter audio is
+#: first, and a book of ten hours waits for an hour of newcomers at most.
+LENGTH_WEIGHT: Final = 0.1
+#: A tenant's jobs are counted without a lock until so few are left of the limit.
+NEAR_LIMIT: Final = 64
+#: How often lost clips may send a job back to the engine.
+MAX_REMADE: Final = 3
+#: Staged objects of a job that ended may still be on their way while its last holder does not know.
+ZOMBIE_SECONDS: Final = 120.0
+#: What is begun under an epoch that is over is deleted at once, and once more after this: no upload that
+#: began then is still under way.
+ORPHAN_SECONDS: Final = 3600.0
 
 #: A bare list of what `Job` shows, without the texts, which may be long.
-_JOB_COLUMNS: Final = [
-    column for column in jobs.c if column.name not in ("request", "spoken_text", "errors", "deadline")
-]
+_JOB_COLUMNS: Final = [column for column in jobs.c if column.name not in ("request", "spoken_text", "errors")]
+#: Its job holds it, or may still publish it under the same epoch.
+_IN_HAND: Final = exists().where(
+    jobs.c.id == objects.c.owner, jobs.c.queue.is_not(None), jobs.c.epoch == objects.c.epoch
+)
 
-_CLASS = text(
-    """
-    SELECT class FROM jobs WHERE queue = :queue AND class > :above AND visible_at <= :now
-    ORDER BY class LIMIT 1
-    """
-)
-# Skip-scan: one step of the index per tenant, however many jobs each has.
-_LANES = text(
-    """
-    WITH RECURSIVE lane(tenant_id) AS (
-        SELECT * FROM (
-            SELECT tenant_id FROM jobs
-            WHERE queue = :queue AND class = :class AND visible_at <= :now
-            ORDER BY tenant_id LIMIT 1
-        ) AS first
-        UNION ALL
-        SELECT (
-            SELECT j.tenant_id FROM jobs AS j
-            WHERE j.queue = :queue AND j.class = :class AND j.tenant_id > lane.tenant_id
-              AND j.visible_at <= :now
-            ORDER BY j.tenant_id LIMIT 1
-        )
-        FROM lane WHERE lane.tenant_id IS NOT NULL
-    )
-    SELECT
-        lane.tenant_id,
-        (SELECT count(*) FROM jobs AS h
-         WHERE h.queue = :queue AND h.tenant_id = lane.tenant_id AND h.holder IS NOT NULL
-           AND h.visible_at > :now) AS running,
-        (SELECT j.queued_at FROM jobs AS j
-         WHERE j.queue = :queue AND j.class = :class AND j.tenant_id = lane.tenant_id AND j.visible_at <= :now
-         ORDER BY j.queued_at LIMIT 1) AS head
-    FROM lane WHERE lane.tenant_id IS NOT NULL
-    ORDER BY running, head LIMIT :lanes
-    """
-)
-_HEAD = """
-    SELECT * FROM jobs
-    WHERE queue = :queue AND class = :class AND tenant_id = :tenant AND visible_at <= :now
-    ORDER BY queued_at LIMIT 1 {locking}
-"""
-# Whatever is left of a class when others are about to take the heads of all tried lanes.
-_ANY = """
-    SELECT * FROM jobs
-    WHERE queue = :queue AND class = :class AND visible_at <= :now
-    ORDER BY tenant_id, queued_at LIMIT 1 {locking}
-"""
-_QUEUES = """
-    WITH RECURSIVE asked(queue) AS (
-        SELECT * FROM (SELECT queue FROM {table} WHERE queue IS NOT NULL ORDER BY queue LIMIT 1) AS first
-        UNION ALL
-        SELECT (SELECT t.queue FROM {table} AS t WHERE t.queue > asked.queue ORDER BY t.queue LIMIT 1)
-        FROM asked WHERE asked.queue IS NOT NULL
-    )
-    SELECT queue FROM asked WHERE queue IS NOT NULL
-"""
 _READY = """
     SELECT count(*) FROM (
         SELECT 1 FROM {table} WHERE queue = :queue AND visible_at <= :now LIMIT :cap
     ) AS counted
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """What one tenant has to be spoken in one class."""
+
+    queue: str
+    job_class: JobClass
+    tenant_id: TenantId
+    jobs: int
+    #: Code points that are still to be spoken.
+    characters: int
+    #: Seconds for which the oldest has waited or worked.
+    age: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A job that some worker holds."""
+
+    queue: str
+    job_class: JobClass
+    tenant_id: TenantId
+    #: Code points that are still to be spoken.
+    characters: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,43 +133,103 @@ class JobStore:
         public_url: str,
         lease_seconds: float = 30.0,
         max_failures: int = 3,
+        max_running: int | None = None,
         webhook_queue: str = "cpu.webhooks",
     ) -> None:
+        """Nothing is connected yet.
+
+        Args:
+            max_failures: failures in a row, without a new clip in between, that fail a job for good.
+            max_running: how many jobs of one tenant are worked on at once in one queue; None is no limit.
+            webhook_queue: the queue of deliveries.
+        """
         self._db = database
         self._public_url = public_url
         self._lease_seconds = lease_seconds
         self._max_failures = max_failures
+        self._lanes = Lanes(database, max_running=max_running)
         self._webhook_queue = webhook_queue
 
     # --- asking ------------------------------------------------------------------------------------
 
-    def create(self, new: NewJob) -> Job:
-        """Store a job; it is ready at once."""
+    def create(self, new: NewJob, *, max_queued: int | None = None) -> Job:
+        """Store a job; it is ready at once.
+
+        Args:
+            max_queued: how many jobs of this tenant may wait; None is no limit.
+
+        Raises:
+            TooManyQueued: so many do; nothing is stored.
+        """
         with self._db.write() as connection:
+            self._check_queued(connection, new.tenant_id, max_queued)
             now = self._db.now(connection)
+            request = {"input": new.input, "seed": new.seed, "webhook_url": new.webhook_url}
             values: dict[str, Any] = {
-                "id": new_id("job", now=now),
-                "tenant_id": new.tenant_id,
-                "kind": "speech",
                 "class": int(new.job_class),
-                "status": Status.QUEUED.value,
                 "model": new.model,
-                "queue": new.queue,
-                "visible_at": now,
-                "queued_at": now,
                 "voice": new.voice,
                 "language": new.language,
                 "response_format": new.response_format,
                 "characters": len(new.input),
-                "request": json.dumps(
-                    {"input": new.input, "seed": new.seed, "webhook_url": new.webhook_url}, ensure_ascii=False
-                ),
+                "request": json.dumps(request, ensure_ascii=False),
                 "expires_in": new.expires_in,
                 "metadata": json.dumps(dict(new.metadata), ensure_ascii=False),
-                "created_at": now,
+                "deadline": None if new.deadline is None else now + new.deadline,
             }
-            row = connection.execute(insert(jobs).values(values).returning(*_JOB_COLUMNS)).mappings().one()
-            return _job(row)
+            return self._store(connection, values, new.tenant_id, new.queue, now)
+
+    def retry(self, job_id: str, tenant_id: TenantId, *, queue: str, max_queued: int | None = None) -> Job:
+        """Store a new job that asks for the same as one that ended without audio. It has no deadline.
+
+        Args:
+            queue: where the model's work is asked for now.
+
+        Raises:
+            JobNotFound: there is none, or it is another tenant's.
+            JobUnended: it is still being worked on.
+            JobEnded: it is completed.
+            TooManyQueued: see `create`.
+        """
+        same = ("model", "voice", "language", "response_format", "characters", "request", "expires_in")
+        with self._db.write() as connection:
+            row = self._owned(connection, job_id, tenant_id)
+            status = Status(row["status"])
+            if status not in TERMINAL:
+                raise JobUnended(job_id)
+            if status is Status.COMPLETED:
+                raise JobEnded(job_id, status)
+            self._check_queued(connection, tenant_id, max_queued)
+            asked = row["class"] if row["aged_from"] is None else row["aged_from"]
+            values = {name: row[name] for name in (*same, "metadata")}
+            values |= {"class": asked, "retry_of": row["id"]}
+            return self._store(connection, values, tenant_id, queue, self._db.now(connection))
+
+    def cancel(self, job_id: str, tenant_id: str) -> Job:
+        """End a job that its owner does not want any more; whoever works on it is fenced.
+
+        Safe to say again.
+
+        Raises:
+            JobNotFound: there is none, or it is another tenant's.
+            JobEnded: it ended before, in another way.
+        """
+        with self._db.write() as connection:
+            row = self._owned(connection, job_id, tenant_id)
+            if row["status"] == Status.CANCELLED.value:
+                return _job(row)
+            ended = self._end(
+                connection,
+                JobId(row["id"]),
+                self._db.now(connection),
+                Move.CANCEL,
+                values={"cancel_requested": True},
+            )
+            if ended is not None:
+                return ended
+            # It ended between the two statements, or before.
+            status = connection.execute(select(jobs.c.status).where(jobs.c.id == row["id"])).scalar_one()
+            raise JobEnded(job_id, Status(status))
 
     def get(self, job_id: str, tenant_id: str) -> Job:
         """Return a tenant's job.
@@ -172,53 +237,137 @@ class JobStore:
         Raises:
             JobNotFound: there is none, or it is another tenant's.
         """
-        if not job_id.isprintable():
-            # PostgreSQL refuses to look for a NUL.
-            raise JobNotFound(job_id)
         with self._db.read() as connection:
-            row = (
-                connection.execute(
-                    select(*_JOB_COLUMNS).where(jobs.c.id == job_id, jobs.c.tenant_id == tenant_id)
-                )
-                .mappings()
-                .one_or_none()
+            return _job(self._owned(connection, job_id, tenant_id, columns=_JOB_COLUMNS))
+
+    def ahead(self, job: Job, *, cap: int = 1000) -> int:
+        """Return how many code points of the same lane are to be spoken before this job, looking at no more
+        than `cap` jobs.
+        """
+        before = (
+            select(jobs.c.characters_left)
+            .where(
+                jobs.c.queue == job.queue,
+                jobs.c["class"] == int(job.job_class),
+                jobs.c.tenant_id == job.tenant_id,
+                jobs.c.queued_at < job.queued_at.timestamp(),
+                jobs.c.id != job.id,
             )
-        if row is None:
-            raise JobNotFound(job_id)
-        return _job(row)
+            .order_by(jobs.c.queued_at)
+            .limit(cap)
+            .subquery()
+        )
+        with self._db.read() as connection:
+            return int(connection.execute(select(func.coalesce(func.sum(before.c[0]), 0))).scalar_one())
+
+    def backlog(self) -> list[Backlog]:
+        """Return how much is to be done in each queue, class and tenant's lane: one walk of an index over
+        all jobs that have not ended.
+        """
+        lane = (jobs.c.queue, jobs.c["class"], jobs.c.tenant_id)
+        with self._db.read() as connection:
+            now = self._db.now(connection)
+            rows = connection.execute(
+                select(*lane, func.count(), func.sum(jobs.c.characters_left), func.min(jobs.c.queued_at))
+                .where(jobs.c.queue.is_not(None))
+                .group_by(*lane)
+            )
+            return [
+                Backlog(
+                    queue=row[0],
+                    job_class=JobClass(row[1]),
+                    tenant_id=TenantId(row[2]),
+                    jobs=row[3],
+                    characters=int(row[4]),
+                    age=max(0.0, now - row[5]),
+                )
+                for row in rows
+            ]
+
+    def running(self) -> list[Running]:
+        """Return what is being worked on."""
+        with self._db.read() as connection:
+            now = self._db.now(connection)
+            rows = connection.execute(
+                select(jobs.c.queue, jobs.c["class"], jobs.c.tenant_id, jobs.c.characters_left).where(
+                    jobs.c.queue.is_not(None), jobs.c.holder.is_not(None), jobs.c.visible_at > now
+                )
+            )
+            return [
+                Running(
+                    queue=row[0], job_class=JobClass(row[1]), tenant_id=TenantId(row[2]), characters=row[3]
+                )
+                for row in rows
+            ]
 
     # --- working -----------------------------------------------------------------------------------
 
-    def claim(self, queue: str, *, holder: str) -> Claim | None:
+    def claim(self, queue: str, *, holder: str, longest_ms: int | None = None) -> Claim | None:
         """Take the best ready job of `queue`, or None: the most urgent class, then the tenant with the
         least running work, then the oldest.
 
         A job whose last holder fell silent has failed once more; at the limit it is failed for good, and
-        the next best is taken.
+        the next best is taken. So is one whose deadline has passed.
+
+        Args:
+            longest_ms: leave jobs with more recorded audio to others.
         """
         while True:
             with self._db.write() as connection:
                 now = self._db.now(connection)
-                row = self._best(connection, queue, now)
+                row = self._lanes.best(connection, queue, now, longest_ms=longest_ms)
                 if row is None:
                     return None
-                if row["holder"] is None:
-                    return self._take(connection, row, holder, now, row["failures"])
-                failures = row["failures"] + 1
-                if failures < self._max_failures:
-                    return self._take(connection, row, holder, now, failures)
-                self._end(
-                    connection,
-                    row["id"],
-                    row["epoch"],
-                    now,
-                    Status.FAILED,
-                    error=JobError(
-                        code="worker_lost",
-                        message=f"{failures} workers in a row died or fell silent while they worked on it",
-                    ),
-                    failures=failures,
+                claim = self._take(connection, row, holder, now)
+                if claim is not None:
+                    return claim
+
+    def better(self, claim: Claim, *, left: int, turn_is_over: bool) -> bool:
+        """Whether a job waits for which this one should give way; see `swap`. Locks nothing."""
+        with self._db.read() as connection:
+            now = self._db.now(connection)
+            return (
+                self._lanes.better(
+                    connection, claim.job, now, left=left, turn_is_over=turn_is_over, locking=False
                 )
+                is not None
+            )
+
+    def urgent(self, queue: str) -> bool:
+        """Whether a live job waits in `queue`."""
+        with self._db.read() as connection:
+            return self._lanes.urgent(connection, queue, self._db.now(connection))
+
+    def swap(self, claim: Claim, *, holder: str, left: int, turn_is_over: bool) -> Claim | None:
+        """Let go of a job in favour of a better one, which is claimed in the same transaction; or keep it.
+
+        Better is: a more urgent class; in the same class, a job that needs a quarter of what this one still
+        needs; and when this one's turn is over, any job of its class. Of several workers that could give
+        way, as many do as jobs wait.
+
+        Args:
+            left: code points of this job that are still to be spoken.
+            turn_is_over: whether this job has had its share for now; it is put behind all others then.
+
+        Returns:
+            The better job, or None: this one is still ours.
+        """
+        while True:
+            with self._db.write() as connection:
+                now = self._db.now(connection)
+                row = self._lanes.better(
+                    connection, claim.job, now, left=left, turn_is_over=turn_is_over, locking=True
+                )
+                if row is None:
+                    return None
+                better = self._take(connection, row, holder, now)
+                if better is None:
+                    continue
+                values = leases.released(visible_at=now)
+                if turn_is_over:
+                    values |= {"queued_at": now}
+                self._write(connection, claim, Move.LET_GO, values)
+                return better
 
     def renew(self, job_id: JobId, epoch: int) -> None:
         """Push the end of the lease on by its whole length."""
@@ -228,7 +377,8 @@ class JobStore:
     def release(self, claim: Claim) -> None:
         """Let go of a job without blame: another worker may take it at once."""
         with self._db.write() as connection:
-            self._write(connection, claim, leases.released(visible_at=self._db.now(connection)))
+            values = leases.released(visible_at=self._db.now(connection))
+            self._write(connection, claim, Move.LET_GO, values)
 
     def postpone(self, claim: Claim, error: JobError, *, seconds: float) -> None:
         """Let go of a job for a while, without blame: something that is not its fault is out of order."""
@@ -237,7 +387,7 @@ class JobStore:
             values = leases.released(visible_at=now + seconds) | self._with_error(
                 connection, claim.job.id, error
             )
-            self._write(connection, claim, values)
+            self._write(connection, claim, Move.LET_GO, values)
 
     def retry_later(self, claim: Claim, error: JobError) -> Job | None:
         """Count a failure: the job is tried again after a while, or failed for good at the limit.
@@ -253,41 +403,39 @@ class JobStore:
             if failures is None:
                 raise Fenced(claim.job.id)
             failures += 1
+            kept = self._with_error(connection, claim.job.id, error)
             if failures >= self._max_failures:
-                return self._end(
-                    connection,
-                    claim.job.id,
-                    claim.job.epoch,
-                    now,
-                    Status.FAILED,
-                    error=error,
-                    failures=failures,
-                )
+                return self._failed(connection, claim, now, error, kept | {"failures": failures})
             values = leases.released(visible_at=now + leases.backoff(failures)) | {"failures": failures}
-            self._write(connection, claim, values | self._with_error(connection, claim.job.id, error))
+            self._write(connection, claim, Move.LET_GO, values | kept)
             return None
 
     def fail(self, claim: Claim, error: JobError) -> Job:
         """Fail a job for good: trying again would not help."""
         with self._db.write() as connection:
-            now = self._db.now(connection)
-            return self._end(connection, claim.job.id, claim.job.epoch, now, Status.FAILED, error=error)
+            return self._failed(connection, claim, self._db.now(connection), error, {})
 
-    def prepare(self, claim: Claim, *, spoken_text: str) -> None:
-        """Record the text as it will be spoken, at the first claim; offsets of clips refer to it."""
-        with self._db.write() as connection:
-            values = {"spoken_text": spoken_text, "pipeline_version": PIPELINE_VERSION}
-            self._write(connection, claim, values)
+    def begin(self, claim: Claim, *, spoken_text: str, chunks_total: int, characters_left: int) -> None:
+        """Record what is about to be done.
 
-    def plan(self, claim: Claim, *, chunks_total: int) -> None:
-        """Record how many chunks the whole text makes; a resumed job may be cut differently."""
-        with self._db.write() as connection:
-            self._write(connection, claim, {"chunks_total": chunks_total, "version": jobs.c.version + 1})
+        From now on objects under the job's staged prefix may exist.
 
-    def staging(self, claim: Claim) -> None:
-        """Record that objects under the job's staged prefix may exist from now on."""
+        Args:
+            spoken_text: the text as it is spoken, to which the offsets of clips refer; the first that is
+                recorded stays.
+            chunks_total: how many chunks the whole text makes; a resumed job may be cut differently.
+            characters_left: code points of it that no clip holds.
+        """
         with self._db.write() as connection:
-            self._write(connection, claim, {"staged": True})
+            values: dict[str, Any] = {
+                "chunks_total": chunks_total,
+                "characters_left": characters_left,
+                "staged": True,
+                "version": jobs.c.version + 1,
+            }
+            if claim.spoken_text is None:
+                values |= {"spoken_text": spoken_text, "pipeline_version": PIPELINE_VERSION}
+            self._write(connection, claim, Move.RECORD, values)
 
     def record(self, claim: Claim, clip: Clip) -> None:
         """Record a clip that lies in the object store: a checkpoint, and the end of a row of failures.
@@ -299,35 +447,74 @@ class JobStore:
                 select(clips.c.key).where(clips.c.job == claim.job.id, clips.c.seq == clip.seq)
             ).scalar_one_or_none()
             if recorded == clip.key:
-                self._write(connection, claim, {"visible_at": self._until(connection)})
+                self._write(connection, claim, Move.RECORD, {"visible_at": self._until(connection)})
                 return
+            left = jobs.c.characters_left - (clip.text_end - clip.text_start)
             values = {
                 "chunks_done": jobs.c.chunks_done + 1,
+                # Not `max`: PostgreSQL calls that of two values `greatest`.
+                "characters_left": case((left > 0, left), else_=0),
+                "audio_ms": jobs.c.audio_ms + clip.milliseconds,
                 "failures": 0,
                 "visible_at": self._until(connection),
                 "version": jobs.c.version + 1,
             }
-            self._write(connection, claim, values)
+            self._write(connection, claim, Move.RECORD, values)
             row = asdict(clip) | {"job": claim.job.id, "seed": str(clip.seed)}
             connection.execute(insert(clips).values(row))
 
     def synthesized(self, claim: Claim, *, queue: str) -> None:
-        """Hand a job whose text is all spoken to the encoders on `queue`."""
+        """Hand a job whose text is all spoken to the encoders on `queue`: short audio first."""
         with self._db.write() as connection:
             now = self._db.now(connection)
             values = leases.released(visible_at=now) | {
                 "queue": queue,
-                "stage": Stage.ENCODING.value,
+                "queued_at": now + jobs.c.audio_ms * (LENGTH_WEIGHT / 1000),
+                "characters_left": 0,
                 "failures": 0,
                 "version": jobs.c.version + 1,
             }
-            self._write(connection, claim, values)
+            self._write(connection, claim, Move.SPEAK_OUT, values)
+
+    def remake(self, claim: Claim, lost: Sequence[Clip]) -> Job | None:
+        """Send a job back to its engine: clips were lost, or pieces of the text have none.
+
+        Returns:
+            The failed job, where it was sent back too often already; None when it will be spoken again.
+        """
+        with self._db.write() as connection:
+            now = self._db.now(connection)
+            row = connection.execute(
+                select(jobs.c.remade, jobs.c.synthesis_queue).where(
+                    leases.fence(jobs, claim.job.id, claim.job.epoch)
+                )
+            ).one_or_none()
+            if row is None:
+                raise Fenced(claim.job.id)
+            error = JobError(code="clip_lost", message="recorded audio was lost from the object store")
+            kept = self._with_error(connection, claim.job.id, error)
+            if row.remade >= MAX_REMADE or row.synthesis_queue is None:
+                return self._failed(connection, claim, now, error, kept)
+            numbers = [clip.seq for clip in lost]
+            connection.execute(delete(clips).where(clips.c.job == claim.job.id, clips.c.seq.in_(numbers)))
+            values = leases.released(visible_at=now) | kept
+            values |= {
+                "queue": row.synthesis_queue,
+                "queued_at": now,
+                "characters_left": sum(clip.text_end - clip.text_start for clip in lost),
+                "audio_ms": jobs.c.audio_ms - sum(clip.milliseconds for clip in lost),
+                "chunks_done": jobs.c.chunks_done - len(lost),
+                "remade": jobs.c.remade + 1,
+                "version": jobs.c.version + 1,
+            }
+            self._write(connection, claim, Move.REMAKE, values)
+            return None
 
     def clips(self, job_id: JobId) -> list[Clip]:
-        """Return the recorded clips in order."""
+        """Return the recorded clips in the order of the text."""
         with self._db.read() as connection:
             rows = connection.execute(
-                select(clips).where(clips.c.job == job_id).order_by(clips.c.seq)
+                select(clips).where(clips.c.job == job_id).order_by(clips.c.text_start, clips.c.seq)
             ).mappings()
             return [_clip(row) for row in rows]
 
@@ -338,8 +525,8 @@ class JobStore:
             self._write(
                 connection,
                 claim,
+                Move.UPLOAD,
                 {
-                    "stage": Stage.UPLOADING.value,
                     "visible_at": now + self._lease_seconds,
                     "version": jobs.c.version + 1,
                 },
@@ -369,15 +556,8 @@ class JobStore:
                 .where(objects.c.key == audio.key)
                 .values(state="live", delete_after=expires_at)
             )
-            return self._end(
-                connection,
-                claim.job.id,
-                claim.job.epoch,
-                now,
-                Status.COMPLETED,
-                audio=audio,
-                expires_at=expires_at,
-            )
+            values = {"result": json.dumps(asdict(audio)), "expires_at": expires_at}
+            return self._ended(connection, claim, now, Move.COMPLETE, values)
 
     def published(self, claim: Claim, *, key: str) -> bool:
         """Whether the job is completed with exactly this object."""
@@ -397,7 +577,7 @@ class JobStore:
         with self._db.read() as connection:
             now = self._db.now(connection)
             for table in (jobs.name, deliveries.name):
-                queues = connection.execute(text(_QUEUES.format(table=table))).scalars().all()
+                queues = self._lanes.queues(connection, table)
                 for queue in queues:
                     count = connection.execute(
                         text(_READY.format(table=table)), {"queue": queue, "now": now, "cap": cap}
@@ -416,24 +596,36 @@ class JobStore:
                 .values(state="deleting")
             )
             rows = connection.execute(
-                select(objects.c.key, objects.c.owner).where(objects.c.state == "deleting").limit(limit)
+                select(objects.c.key, objects.c.owner)
+                .where(objects.c.state == "deleting", objects.c.delete_after <= now)
+                .limit(limit)
             )
             return [StoredKey(key=row.key, owner=JobId(row.owner)) for row in rows]
 
-    def orphaned_objects(self, *, older_than: float) -> None:
-        """Mark objects that were begun `older_than` seconds ago and never published as being deleted.
+    def orphaned_objects(self, *, limit: int) -> list[StoredKey]:
+        """Return objects that were begun under an epoch that is over: nobody can publish them any more.
 
-        One that its job holds, or may still publish under the same epoch, is left alone.
+        Whoever deletes one says so by `abandon`.
+        """
+        with self._db.read() as connection:
+            rows = connection.execute(
+                select(objects.c.key, objects.c.owner)
+                .where(objects.c.state == "pending", ~_IN_HAND)
+                .limit(limit)
+            )
+            return [StoredKey(key=row.key, owner=JobId(row.owner)) for row in rows]
+
+    def abandon(self, key: str) -> None:
+        """Record that an object was deleted whose epoch is over.
+
+        It stays in the ledger, to be deleted again when no upload of that time can be under way any more.
         """
         with self._db.write() as connection:
-            now = self._db.now(connection)
-            in_hand = exists().where(
-                jobs.c.id == objects.c.owner, jobs.c.queue.is_not(None), jobs.c.epoch == objects.c.epoch
-            )
+            again = self._db.now(connection) + ORPHAN_SECONDS
             connection.execute(
                 update(objects)
-                .where(objects.c.state == "pending", objects.c.created_at < now - older_than, ~in_hand)
-                .values(state="deleting")
+                .where(objects.c.key == key, objects.c.state == "pending", ~_IN_HAND)
+                .values(state="deleting", delete_after=again)
             )
 
     def forget_object(self, key: str) -> None:
@@ -442,11 +634,12 @@ class JobStore:
             connection.execute(delete(objects).where(objects.c.key == key, objects.c.state == "deleting"))
 
     def staged_leftovers(self, *, limit: int) -> list[JobId]:
-        """Return jobs that have ended and may still have staged objects."""
+        """Return jobs that ended a while ago and may still have staged objects."""
         with self._db.read() as connection:
+            settled = self._db.now(connection) - ZOMBIE_SECONDS
             rows = connection.execute(
                 select(jobs.c.id)
-                .where(jobs.c.staged, jobs.c.queue.is_(None))
+                .where(jobs.c.staged, jobs.c.queue.is_(None), jobs.c.completed_at < settled)
                 .order_by(jobs.c.id)
                 .limit(limit)
             )
@@ -459,43 +652,137 @@ class JobStore:
                 update(jobs).where(jobs.c.id == job_id, jobs.c.queue.is_(None)).values(staged=False)
             )
 
+    def expire(self, *, limit: int) -> int:
+        """End jobs whose deadline passed before they were started; return how many."""
+        with self._db.write() as connection:
+            now = self._db.now(connection)
+            due = connection.execute(
+                select(jobs.c.id)
+                .where(jobs.c.status == Status.QUEUED.value, jobs.c.deadline <= now)
+                .limit(limit)
+            ).scalars()
+            return sum(
+                self._end(connection, JobId(job_id), now, Move.EXPIRE) is not None for job_id in due.all()
+            )
+
+    def promote(self) -> int:
+        """Move the oldest job of each lane up by one class, where it has waited for `AGEING_SECONDS` in its
+        own: so the lowest class never starves. Return how many.
+        """
+        promoted = 0
+        with self._db.write() as connection:
+            now = self._db.now(connection)
+            for queue in self._lanes.queues(connection, jobs.name):
+                for job_class in (JobClass.NORMAL, JobClass.LOW):
+                    for job_id in self._lanes.aged(connection, queue, job_class, now):
+                        promoted += connection.execute(
+                            update(jobs)
+                            .where(jobs.c.id == job_id, jobs.c["class"] == int(job_class))
+                            .where(jobs.c.holder.is_(None), jobs.c.queue == queue)
+                            .values(
+                                {
+                                    "class": int(job_class) - 1,
+                                    "aged_from": func.coalesce(jobs.c.aged_from, jobs.c["class"]),
+                                }
+                            )
+                        ).rowcount
+        return promoted
+
     # --- inside ------------------------------------------------------------------------------------
 
-    def _best(self, connection: Connection, queue: str, now: float) -> RowMapping | None:
-        """Return the row to claim, locked; the caller is in a write transaction."""
-        head = text(_HEAD.format(locking=self._db.locking))
-        leftover = text(_ANY.format(locking=self._db.locking))
-        above = -1
-        while True:
-            asked: dict[str, Any] = {"queue": queue, "now": now, "above": above}
-            urgent = connection.execute(_CLASS, asked).scalar_one_or_none()
-            if urgent is None:
-                return None
-            asked["class"] = above = urgent
-            for lane in connection.execute(_LANES, asked | {"lanes": TRIED_LANES}).all():
-                row = connection.execute(head, asked | {"tenant": lane.tenant_id}).mappings().one_or_none()
-                if row is not None:
-                    return row
-            row = connection.execute(leftover, asked).mappings().one_or_none()
-            if row is not None:
-                return row
+    def _check_queued(self, connection: Connection, tenant_id: TenantId, limit: int | None) -> None:
+        if limit is None or self._queued(connection, tenant_id, limit) + NEAR_LIMIT <= limit:
+            return
+        if self._db.dialect == "postgresql":
+            # Two requests of one tenant must not both take the last place.
+            connection.execute(
+                text("SELECT pg_advisory_xact_lock(hashtextextended(:tenant, 0))"), {"tenant": tenant_id}
+            )
+        if self._queued(connection, tenant_id, limit) >= limit:
+            raise TooManyQueued(limit)
 
-    def _take(self, connection: Connection, row: RowMapping, holder: str, now: float, failures: int) -> Claim:
-        status = Status(row["status"])
+    def _queued(self, connection: Connection, tenant_id: TenantId, limit: int) -> int:
+        waiting = (
+            select(jobs.c.id)
+            .where(jobs.c.tenant_id == tenant_id, jobs.c.status == Status.QUEUED.value)
+            .limit(limit)
+            .subquery()
+        )
+        return int(connection.execute(select(func.count()).select_from(waiting)).scalar_one())
+
+    def _store(
+        self, connection: Connection, values: dict[str, Any], tenant_id: TenantId, queue: str, now: float
+    ) -> Job:
+        row = connection.execute(
+            insert(jobs)
+            .values(
+                values
+                | {
+                    "id": new_id("job", now=now),
+                    "tenant_id": tenant_id,
+                    "kind": "speech",
+                    "status": Status.QUEUED.value,
+                    "queue": queue,
+                    "synthesis_queue": queue,
+                    "characters_left": values["characters"],
+                    "visible_at": now,
+                    "queued_at": now,
+                    "created_at": now,
+                }
+            )
+            .returning(*_JOB_COLUMNS)
+        )
+        return _job(row.mappings().one())
+
+    def _owned(
+        self,
+        connection: Connection,
+        job_id: str,
+        tenant_id: str,
+        *,
+        columns: Sequence[Column[Any]] = tuple(jobs.c),
+    ) -> RowMapping:
+        if not job_id.isprintable():
+            # PostgreSQL refuses to look for a NUL.
+            raise JobNotFound(job_id)
+        row = (
+            connection.execute(select(*columns).where(jobs.c.id == job_id, jobs.c.tenant_id == tenant_id))
+            .mappings()
+            .one_or_none()
+        )
+        if row is None:
+            raise JobNotFound(job_id)
+        return row
+
+    def _take(self, connection: Connection, row: RowMapping, holder: str, now: float) -> Claim | None:
+        """Claim a ready row; or end it, where its time or its luck has run out."""
+        state = State(Status(row["status"]), None if row["stage"] is None else Stage(row["stage"]))
+        failures, errors = row["failures"], row["errors"]
+        if state.status is Status.QUEUED and row["deadline"] is not None and row["deadline"] <= now:
+            self._end(connection, row["id"], now, Move.EXPIRE)
+            return None
+        if row["holder"] is not None:
+            failures += 1
+            lost = JobError(code="worker_lost", message="the worker died or fell silent")
+            errors = _kept(errors, lost)
+            if failures >= self._max_failures:
+                told = f"{failures} failures in a row, the last of a worker that died or fell silent"
+                error = JobError(code=lost.code, message=told)
+                values = {"failures": failures, "errors": errors, "error": _json(error)}
+                self._end(connection, row["id"], now, Move.FAIL, epoch=row["epoch"], values=values)
+                return None
+        after = MOVES[Move.CLAIM][state]
         values = leases.claimed(holder=holder, now=now, lease_seconds=self._lease_seconds) | {
             "epoch": row["epoch"] + 1,
             "failures": failures,
+            "errors": errors,
+            "status": after.status.value,
+            "stage": after.stage,
         }
-        if status is Status.QUEUED:
-            values |= {
-                "status": Status.IN_PROGRESS.value,
-                "stage": Stage.SYNTHESIZING.value,
-                "started_at": now,
-                "version": row["version"] + 1,
-            }
-        elif row["stage"] == Stage.UPLOADING.value:
-            # The upload died with its holder: it starts over.
-            values |= {"stage": Stage.ENCODING.value, "version": row["version"] + 1}
+        if after != state:
+            values["version"] = row["version"] + 1
+        if row["started_at"] is None:
+            values["started_at"] = now
         taken = (
             connection.execute(
                 update(jobs)
@@ -506,9 +793,11 @@ class JobStore:
             .mappings()
             .one()
         )
-        made = connection.execute(
-            select(func.count(), func.max(clips.c.text_end)).where(clips.c.job == row["id"])
-        ).one()
+        spans = connection.execute(
+            select(clips.c.text_start, clips.c.text_end, clips.c.seq)
+            .where(clips.c.job == row["id"])
+            .order_by(clips.c.text_start, clips.c.seq)
+        ).all()
         request = json.loads(row["request"])
         return Claim(
             job=_job(taken),
@@ -517,9 +806,10 @@ class JobStore:
             webhook_url=request["webhook_url"],
             spoken_text=row["spoken_text"],
             pipeline_version=row["pipeline_version"],
-            text_end=made[1] or 0,
-            clips=made[0],
-            errors=_codes(row["errors"], last=failures),
+            recorded=tuple((span.text_start, span.text_end) for span in spans),
+            next_seq=1 + max((span.seq for span in spans), default=-1),
+            synthesis_queue=row["synthesis_queue"],
+            errors=_codes(errors, last=failures),
             lease_seconds=self._lease_seconds,
         )
 
@@ -527,46 +817,56 @@ class JobStore:
         self,
         connection: Connection,
         job_id: JobId,
-        epoch: int,
         now: float,
-        status: Status,
+        move: Move,
         *,
-        error: JobError | None = None,
-        audio: PublishedAudio | None = None,
-        expires_at: float | None = None,
-        failures: int | None = None,
-    ) -> Job:
-        """Move a held job to a terminal status and write its event, in the caller's transaction."""
-        values = leases.ENDED | {
-            "status": status.value,
-            "stage": None,
-            "completed_at": now,
-            "expires_at": expires_at,
-            "error": None if error is None else json.dumps(_stored(error), ensure_ascii=False),
-            "result": None if audio is None else json.dumps(asdict(audio)),
-            "version": jobs.c.version + 1,
-        }
-        if failures is not None:
-            values["failures"] = failures
+        epoch: int | None = None,
+        values: Mapping[str, Any] | None = None,
+    ) -> Job | None:
+        """End a job and write its event, in the caller's transaction; None where the move cannot be made.
+
+        Args:
+            epoch: whoever works on it acts under this epoch; None where nobody needs to.
+        """
+        whose = jobs.c.id == job_id if epoch is None else leases.fence(jobs, job_id, epoch)
         row = (
             connection.execute(
                 update(jobs)
-                .where(leases.fence(jobs, job_id, epoch))
-                .values(values)
+                .where(whose, jobs.c.queue.is_not(None), _sources(move))
+                .values(
+                    leases.ENDED
+                    | {"completed_at": now, "version": jobs.c.version + 1}
+                    | _target(move)
+                    | dict(values or {})
+                )
                 .returning(*_JOB_COLUMNS, jobs.c.request)
             )
             .mappings()
             .one_or_none()
         )
         if row is None:
-            raise Fenced(f"{job_id}: epoch {epoch} is over")
+            return None
         job = _job(row)
         self._announce(connection, job, json.loads(row["request"])["webhook_url"], now)
         return job
 
+    def _ended(
+        self, connection: Connection, claim: Claim, now: float, move: Move, values: Mapping[str, Any]
+    ) -> Job:
+        epoch = claim.job.epoch
+        job = self._end(connection, claim.job.id, now, move, epoch=epoch, values=values)
+        if job is None:
+            raise Fenced(f"{claim.job.id}: epoch {epoch} is over")
+        return job
+
+    def _failed(
+        self, connection: Connection, claim: Claim, now: float, error: JobError, values: Mapping[str, Any]
+    ) -> Job:
+        return self._ended(connection, claim, now, Move.FAIL, {**values, "error": _json(error)})
+
     def _announce(self, connection: Connection, job: Job, webhook_url: str | None, now: float) -> None:
         event_id = new_id("evt", now=now)
-        event_type = COMPLETED if job.status is Status.COMPLETED else FAILED
+        event_type = ENDINGS[job.status]
         payload = event_payload(
             event_id, event_type, job, at=datetime.fromtimestamp(now, UTC), public_url=self._public_url
         )
@@ -597,14 +897,44 @@ class JobStore:
 
     def _with_error(self, connection: Connection, job_id: JobId, error: JobError) -> dict[str, Any]:
         stored = connection.execute(select(jobs.c.errors).where(jobs.c.id == job_id)).scalar_one_or_none()
-        kept = [*json.loads(stored or "[]"), _stored(error)][-KEPT_ERRORS:]
-        return {"errors": json.dumps(kept, ensure_ascii=False)}
+        return {"errors": _kept(stored or "[]", error)}
 
     def _until(self, connection: Connection) -> float:
         return self._db.now(connection) + self._lease_seconds
 
-    def _write(self, connection: Connection, claim: Claim, values: dict[str, Any]) -> None:
-        leases.write(connection, jobs, claim.job.id, claim.job.epoch, values)
+    def _write(self, connection: Connection, claim: Claim, move: Move, values: dict[str, Any]) -> None:
+        job = claim.job
+        leases.write(connection, jobs, job.id, job.epoch, values | _target(move), only_if=_sources(move))
+
+
+def _sources(move: Move) -> ColumnElement[bool]:
+    """Return the condition that a job stands where `move` may be made."""
+    return or_(
+        *(
+            and_(jobs.c.status == state.status.value, jobs.c.stage.is_(state.stage))
+            if state.stage is None
+            else and_(jobs.c.status == state.status.value, jobs.c.stage == state.stage.value)
+            for state in MOVES[move]
+        )
+    )
+
+
+def _target(move: Move) -> dict[str, Any]:
+    """Return where `move` leads, as values of the row; nothing where it leads nowhere else."""
+    steps = MOVES[move]
+    if all(before == after for before, after in steps.items()):
+        return {}
+    (after,) = set(steps.values())
+    return {"status": after.status.value, "stage": after.stage}
+
+
+def _kept(stored: str, error: JobError) -> str:
+    kept = [*json.loads(stored), _stored(error)][-KEPT_ERRORS:]
+    return json.dumps(kept, ensure_ascii=False)
+
+
+def _json(error: JobError) -> str:
+    return json.dumps(_stored(error), ensure_ascii=False)
 
 
 def _codes(stored: str, *, last: int) -> tuple[str, ...]:
@@ -623,15 +953,21 @@ def _job(row: RowMapping) -> Job:
         stage=Stage(row["stage"]) if row["stage"] else None,
         model=row["model"],
         queue=row["queue"],
+        held=row["holder"] is not None,
+        queued_at=_time(row["queued_at"]),
         voice=row["voice"],
         language=row["language"],
         response_format=row["response_format"],
         characters=row["characters"],
+        characters_left=row["characters_left"],
+        audio_ms=row["audio_ms"],
         chunks_total=row["chunks_total"],
         chunks_done=row["chunks_done"],
         created_at=_time(row["created_at"]),
         started_at=_maybe_time(row["started_at"]),
         completed_at=_maybe_time(row["completed_at"]),
+        deadline=_maybe_time(row["deadline"]),
+        retry_of=None if row["retry_of"] is None else JobId(row["retry_of"]),
         expires_at=_maybe_time(row["expires_at"]),
         expires_in=row["expires_in"],
         degraded=bool(row["degraded"]),

@@ -54,12 +54,21 @@ jobs: Final = Table(
     Column("stage", String(20)),
     Column("model", String(80), nullable=False),
     *_lease(),
-    # Age in its lane; a job that gave up its place in favour of others is put behind them by it.
+    # Its place in its lane, as a time; a job that gave up its place in favour of others, or that will keep a
+    # worker for long, is put behind them by it.
     Column("queued_at", Double, nullable=False),
+    # Where its text is spoken; `queue` moves on with the work.
+    Column("synthesis_queue", String(80)),
+    # The class it was asked for in, once it has waited so long that it was promoted.
+    Column("aged_from", SmallInteger),
     Column("voice", String(120), nullable=False),
     Column("language", String(40), nullable=False),
     Column("response_format", String(20), nullable=False),
     Column("characters", Integer, nullable=False),
+    Column("characters_left", Integer, nullable=False, server_default="0"),
+    Column("audio_ms", Integer, nullable=False, server_default="0"),
+    # How often lost clips sent it back from the encoders.
+    Column("remade", Integer, nullable=False, server_default="0"),
     Column("request", Text, nullable=False),
     Column("spoken_text", Text),
     Column("pipeline_version", Integer),
@@ -96,6 +105,25 @@ Index(
     sqlite_where=_ASKED,
     postgresql_where=_ASKED,
 )
+# The shortest work of each lane, and how much there is in all.
+Index(
+    "jobs_left",
+    jobs.c.queue,
+    jobs.c["class"],
+    jobs.c.tenant_id,
+    jobs.c.characters_left,
+    sqlite_where=_ASKED,
+    postgresql_where=_ASKED,
+)
+# What a tenant has waiting.
+_WAITING = text("status = 'queued'")
+Index("jobs_waiting", jobs.c.tenant_id, sqlite_where=_WAITING, postgresql_where=_WAITING)
+# What may expire.
+_MORTAL = text("status = 'queued' AND deadline IS NOT NULL")
+Index("jobs_deadline", jobs.c.deadline, sqlite_where=_MORTAL, postgresql_where=_MORTAL)
+# What was promoted and has not ended.
+_AGED = text("aged_from IS NOT NULL AND queue IS NOT NULL")
+Index("jobs_aged", jobs.c.queue, jobs.c.tenant_id, sqlite_where=_AGED, postgresql_where=_AGED)
 # Running work per tenant.
 _HELD = text("holder IS NOT NULL")
 Index("jobs_held", jobs.c.queue, jobs.c.tenant_id, sqlite_where=_HELD, postgresql_where=_HELD)
@@ -142,7 +170,9 @@ workers: Final = Table(
     Column("queue", String(80), nullable=False),
     Column("model", String(80)),
     Column("engine_info", Text),
+    # Processing seconds per second of audio, and per code point of text.
     Column("rtf", Double),
+    Column("seconds_per_char", Double),
     Column("max_chars_learned", Integer),
     Column("breaker", String(20)),
     Column("seen_at", Double, nullable=False),

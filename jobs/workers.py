@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import RowMapping, delete, func, insert, select, update
 
 from jobs.database import Database
 from jobs.tables import workers
@@ -30,6 +30,13 @@ class ServedModel:
     info: Mapping[str, Any]
     #: Whether a worker serves it now.
     alive: bool
+    #: How many do.
+    workers: int
+    #: Processing seconds per code point, the mean of the workers that serve it, or of the last that did; None
+    #: while nobody has measured it.
+    seconds_per_char: float | None
+    #: Processing seconds per second of audio, likewise.
+    rtf: float | None
     seen_at: datetime
 
 
@@ -47,16 +54,18 @@ class WorkerRegistry:
         model: str | None = None,
         info: Mapping[str, Any] | None = None,
         rtf: float | None = None,
+        seconds_per_char: float | None = None,
     ) -> None:
-        """Say that a worker is alive, and what it serves."""
+        """Say that a worker is alive, what it serves, and how fast; unknown speeds leave known ones."""
         with self._db.write() as connection:
             values = {
                 "queue": queue,
                 "model": model,
                 "engine_info": None if info is None else json.dumps(info, ensure_ascii=False),
-                "rtf": rtf,
                 "seen_at": self._db.now(connection),
             }
+            if rtf is not None:
+                values |= {"rtf": rtf, "seconds_per_char": seconds_per_char}
             if not connection.execute(
                 update(workers).where(workers.c.id == worker_id).values(values)
             ).rowcount:
@@ -77,17 +86,10 @@ class WorkerRegistry:
                 .where(workers.c.model.is_not(None))
                 .order_by(workers.c.model, workers.c.seen_at)
             ).mappings()
-            latest = {row["model"]: row for row in rows}
-        return [
-            ServedModel(
-                model=model,
-                queue=row["queue"],
-                info=json.loads(row["engine_info"] or "{}"),
-                alive=row["seen_at"] > now - ALIVE_SECONDS,
-                seen_at=datetime.fromtimestamp(row["seen_at"], UTC),
-            )
-            for model, row in latest.items()
-        ]
+            by_model: dict[str, list[RowMapping]] = {}
+            for row in rows:
+                by_model.setdefault(row["model"], []).append(row)
+        return [_served(model, found, now) for model, found in by_model.items()]
 
     def alive(self) -> dict[str, int]:
         """Return how many live workers serve each queue."""
@@ -99,6 +101,21 @@ class WorkerRegistry:
                 .group_by(workers.c.queue)
             )
             return {row[0]: row[1] for row in rows}
+
+    def sweeper(self, *, queue: str = "sweeper") -> dict[str, float]:
+        """Return for each task of the sweepers how many seconds ago one of them did it last."""
+        ages: dict[str, float] = {}
+        with self._db.read() as connection:
+            now = self._db.now(connection)
+            rows = connection.execute(
+                select(workers.c.engine_info, workers.c.seen_at).where(workers.c.queue == queue)
+            )
+            for row in rows:
+                for task, age in json.loads(row.engine_info or "{}").get("last_run", {}).items():
+                    # As old as it was when it was told, and as old as that is.
+                    seconds = float(age) + max(0.0, now - row.seen_at)
+                    ages[task] = min(seconds, ages.get(task, seconds))
+        return ages
 
     def forget(self) -> None:
         """Drop workers that are long gone, but for the last one of each model."""
@@ -115,3 +132,25 @@ class WorkerRegistry:
                 connection.execute(
                     delete(workers).where(workers.c.id == row.id, workers.c.seen_at < now - FORGOTTEN_SECONDS)
                 )
+
+
+def _served(model: str, found: Sequence[RowMapping], now: float) -> ServedModel:
+    """Return a model as its workers describe it, the latest of them last."""
+    latest = found[-1]
+    # A model may have moved to another queue, with another kind of device.
+    alive = [row for row in found if row["seen_at"] > now - ALIVE_SECONDS and row["queue"] == latest["queue"]]
+    return ServedModel(
+        model=model,
+        queue=latest["queue"],
+        info=json.loads(latest["engine_info"] or "{}"),
+        alive=bool(alive),
+        workers=len(alive),
+        seconds_per_char=_mean(alive or found, "seconds_per_char"),
+        rtf=_mean(alive or found, "rtf"),
+        seen_at=datetime.fromtimestamp(latest["seen_at"], UTC),
+    )
+
+
+def _mean(found: Sequence[RowMapping], column: str) -> float | None:
+    known = [row[column] for row in found if row[column] is not None]
+    return sum(known) / len(known) if known else None

@@ -9,7 +9,7 @@ import pytest
 
 from jobs import migrate
 from jobs.database import Database
-from jobs.job import Job, NewJob, TenantId
+from jobs.job import Claim, Clip, Job, JobClass, NewJob, TenantId
 from jobs.store import JobStore
 
 PUBLIC_URL = "http://api.test"
@@ -29,11 +29,19 @@ def jobs(database: Database) -> JobStore:
     return JobStore(database, public_url=PUBLIC_URL)
 
 
-def ask(jobs: JobStore, text: str, *, queue: str = "cpu.fake", webhook_url: str | None = None) -> Job:
-    """Store a job of the tenant `ten_a`."""
+def ask(
+    jobs: JobStore,
+    text: str,
+    *,
+    queue: str = "cpu.fake",
+    webhook_url: str | None = None,
+    tenant: str = "ten_a",
+    job_class: JobClass = JobClass.NORMAL,
+) -> Job:
+    """Store a job."""
     return jobs.create(
         NewJob(
-            tenant_id=TenantId("ten_a"),
+            tenant_id=TenantId(tenant),
             input=text,
             model="fake",
             queue=queue,
@@ -43,5 +51,32 @@ def ask(jobs: JobStore, text: str, *, queue: str = "cpu.fake", webhook_url: str 
             seed=7,
             expires_in=86_400,
             webhook_url=webhook_url,
+            job_class=job_class,
         )
     )
+
+
+def encoding(jobs: JobStore, text: str = "some text") -> Claim:
+    """Leave a job that an encoder has in hand, with one clip recorded; return the encoder's claim."""
+    ask(jobs, text)
+    claim = jobs.claim("cpu.fake", holder="w")
+    assert claim is not None
+    jobs.begin(claim, spoken_text=text, chunks_total=1, characters_left=len(text))
+    clip = Clip(
+        seq=0,
+        text_start=0,
+        text_end=len(text),
+        pause_ms=0,
+        epoch=claim.job.epoch,
+        key=f"staged/{claim.job.id}/1-0-x",
+        sha256="00",
+        samples=1000,
+        sample_rate=1000,
+        seed=1,
+        engine_revision="fake-1",
+    )
+    jobs.record(claim, clip)
+    jobs.synthesized(claim, queue="cpu.media")
+    taken = jobs.claim("cpu.media", holder="m")
+    assert taken is not None
+    return taken

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import delete, func, select, update
 
 from actors.bell import WEBHOOK_QUEUE
 from actors.departure import FINISH_SECONDS, Departure
-from actors.encode import TOLD, Media, encode
+from actors.encode import LONG_MS, TOLD, Media, encode
 from actors.synthesize import Synthesis, synthesize
 from jobs.database import Database, DatabaseUnavailable
-from jobs.job import Claim, Job, PublishedAudio, Status
-from jobs.store import JobStore
+from jobs.job import Claim, Job, PublishedAudio, Stage, Status
+from jobs.store import MAX_REMADE, JobStore
+from jobs.tables import clips as clips_table
 from jobs.tables import events
 from jobs.tables import jobs as jobs_table
 from jobs.tables import objects as ledger
@@ -62,24 +64,32 @@ def _work(
         temp_dir=folder,
         ring=bells,
         departure=departure or Departure(),
+        long_slots=threading.BoundedSemaphore(1),
     )
 
 
-def _spoken(jobs: JobStore, objects: MemoryStore, *, webhook_url: str | None = None) -> Job:
-    """Leave a job whose clips are recorded."""
-    job = ask(jobs, TEXT, webhook_url=webhook_url)
+def _speak(jobs: JobStore, objects: MemoryStore, bells: Bells | None = None) -> FakeEngine:
+    """Have everything spoken that waits for it."""
+    engine = FakeEngine()
     synthesize(
         Synthesis(
             queue="cpu.fake",
             holder="w",
             jobs=jobs,
             objects=objects,
-            engine=FakeEngine(),
-            ring=Bells(),
+            engine=engine,
+            ring=bells or Bells(),
             departure=Departure(),
             broken=lambda reason: None,
         )
     )
+    return engine
+
+
+def _spoken(jobs: JobStore, objects: MemoryStore, *, webhook_url: str | None = None) -> Job:
+    """Leave a job whose clips are recorded."""
+    job = ask(jobs, TEXT, webhook_url=webhook_url)
+    _speak(jobs, objects)
     return job
 
 
@@ -118,27 +128,97 @@ def test_the_audio_is_published_with_its_checksum_and_the_clips_are_gone(
 
 
 @pytest.mark.parametrize("harm", ["gone", "damaged"])
-def test_audio_with_a_clip_missing_is_never_published(
-    harm: str, work: Media, jobs: JobStore, objects: MemoryStore, database: Database
+def test_lost_clips_are_made_again_all_at_once_and_the_audio_is_as_if_nothing_had_happened(
+    harm: str, work: Media, jobs: JobStore, objects: MemoryStore, bells: Bells, database: Database
+) -> None:
+    unharmed = _spoken(jobs, objects)
+    encode(work)
+    job = _spoken(jobs, objects)
+    recorded = jobs.clips(job.id)
+    assert len(recorded) >= 3
+    for clip in (recorded[0], recorded[2]):
+        body, content_type = objects.objects.pop(clip.key)
+        if harm == "damaged":
+            objects.objects[clip.key] = (body[:-2] + b"\x00\x01", content_type)
+
+    encode(work)
+    assert bells.rung == ["cpu.fake"]
+    engine = _speak(jobs, objects)
+    encode(work)
+
+    assert [request.text for request in engine.spoken] == [
+        TEXT[clip.text_start : clip.text_end].strip() for clip in (recorded[0], recorded[2])
+    ]
+    after, before = jobs.get(job.id, "ten_a"), jobs.get(unharmed.id, "ten_a")
+    assert after.status is Status.COMPLETED
+    assert after.audio is not None
+    assert before.audio is not None
+    assert after.audio.sha256 == before.audio.sha256
+    assert after.chunks_done == after.chunks_total == len(recorded)
+    assert list(work.temp_dir.iterdir()) == []
+
+
+def test_a_store_that_loses_every_clip_fails_the_job_in_the_end_and_nothing_is_published(
+    work: Media, jobs: JobStore, objects: MemoryStore
 ) -> None:
     job = _spoken(jobs, objects)
-    key = jobs.clips(job.id)[1].key
-    body, content_type = objects.objects[key]
-    if harm == "gone":
-        del objects.objects[key]
-    else:
-        objects.objects[key] = (body[:-2] + b"\x00\x01", content_type)
 
-    for _ in range(3):
+    for _ in range(MAX_REMADE + 1):
+        assert jobs.get(job.id, "ten_a").status is Status.IN_PROGRESS
+        objects.objects.clear()
         encode(work)
-        _let_go(database)
+        _speak(jobs, objects)
 
     after = jobs.get(job.id, "ten_a")
     assert after.status is Status.FAILED
     assert after.error is not None
     assert after.error.code == "clip_lost"
-    assert [key for key in objects.objects if key.startswith("audio/")] == []
+    assert objects.objects == {}
     assert list(work.temp_dir.iterdir()) == []
+
+
+def test_text_without_a_clip_is_spoken_before_anything_is_published(
+    work: Media, jobs: JobStore, objects: MemoryStore, database: Database
+) -> None:
+    job = _spoken(jobs, objects)
+    with database.write() as connection:
+        connection.execute(delete(clips_table).where(clips_table.c.job == job.id, clips_table.c.seq == 1))
+
+    encode(work)
+    assert jobs.get(job.id, "ten_a").stage is Stage.SYNTHESIZING
+    _speak(jobs, objects)
+    encode(work)
+
+    assert jobs.get(job.id, "ten_a").status is Status.COMPLETED
+    spans = [(clip.text_start, clip.text_end) for clip in jobs.clips(job.id)]
+    assert [start for start, _ in spans] == [0, *(end for _, end in spans[:-1])]
+    assert spans[-1][1] == len(TEXT)
+
+
+def test_a_long_encode_leaves_an_encoder_to_short_audio(
+    work: Media, jobs: JobStore, objects: MemoryStore, database: Database
+) -> None:
+    long, other_long, short = (_spoken(jobs, objects) for _ in range(3))
+    with database.write() as connection:
+        connection.execute(
+            update(jobs_table)
+            .where(jobs_table.c.id.in_([long.id, other_long.id]))
+            .values(audio_ms=LONG_MS + 1, queued_at=0.0)
+        )
+    order: list[str] = []
+    objects_put = objects.after_put
+
+    def meanwhile(key: str) -> None:
+        order.append(key.split("/")[2])
+        if len(order) == 1:
+            # The other encoder, while this one is at work on the first book.
+            encode(work)
+
+    objects.after_put = meanwhile
+    encode(work)
+    objects.after_put = objects_put
+
+    assert order == [long.id, short.id, other_long.id]
 
 
 def test_a_full_disk_is_tried_again_and_then_named(
@@ -195,10 +275,24 @@ def test_a_job_that_was_taken_while_it_was_uploaded_is_committed_by_the_new_hold
     assert after.audio is not None
     assert after.audio.key == f"audio/1d/{job.id}/3.mp3"
     assert _count(database, events) == 1
-    # The loser's object is in the ledger, and so within the sweeper's reach.
+    assert list(objects.objects) == [after.audio.key]
+    # The loser has deleted its object; it is deleted once more when no upload can be under way.
     with database.read() as connection:
         states = {row.key: row.state for row in connection.execute(select(ledger.c.key, ledger.c.state))}
-    assert states == {f"audio/1d/{job.id}/2.mp3": "pending", f"audio/1d/{job.id}/3.mp3": "live"}
+    assert states == {f"audio/1d/{job.id}/2.mp3": "deleting", f"audio/1d/{job.id}/3.mp3": "live"}
+
+
+def test_a_job_that_was_cancelled_while_it_was_uploaded_leaves_no_object(
+    work: Media, jobs: JobStore, objects: MemoryStore, database: Database
+) -> None:
+    job = _spoken(jobs, objects)
+    objects.after_put = lambda key: jobs.cancel(job.id, "ten_a") and None
+
+    encode(work)
+
+    assert jobs.get(job.id, "ten_a").status is Status.CANCELLED
+    assert [key for key in objects.objects if key.startswith("audio/")] == []
+    assert _count(database, events) == 1
 
 
 def test_a_commit_whose_answer_was_lost_is_recognised(
@@ -290,5 +384,5 @@ def test_audio_that_lost_a_clip_on_the_way_to_the_file_is_never_published(
     after = jobs.get(job.id, "ten_a")
     assert after.status is Status.FAILED
     assert after.error is not None
-    assert after.error.code == "clip_lost"
+    assert after.error.code == "encoder_failed"
     assert [key for key in objects.objects if key.startswith("audio/")] == []

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,23 +11,28 @@ from sqlalchemy import func, select, update
 from actors.bell import BrokerUnavailable
 from actors.sweeper import (
     BELL_CAP,
+    CLEARING,
+    MOVING,
+    LastRuns,
     Sweep,
     delete_expired,
+    delete_orphans,
     delete_staged,
-    delete_temp,
-    heavy,
+    expire_jobs,
+    promote_jobs,
     sweep_until,
     top_up_bells,
 )
 from jobs.database import Database
-from jobs.job import JobError, PublishedAudio
-from jobs.store import JobStore
+from jobs.job import JobClass, JobError, PublishedAudio, Status
+from jobs.lanes import AGEING_SECONDS
+from jobs.store import ORPHAN_SECONDS, ZOMBIE_SECONDS, JobStore
 from jobs.tables import jobs as jobs_table
 from jobs.tables import objects as ledger
 from jobs.workers import WorkerRegistry
 from storage.store import AccessDenied
 
-from .conftest import ask
+from .conftest import ask, encoding
 from .doubles import MemoryStore
 
 
@@ -78,10 +82,8 @@ def sweep(jobs: JobStore, database: Database, objects: MemoryStore, bell: Bell, 
 
 def _published(jobs: JobStore, objects: MemoryStore) -> str:
     """Leave a completed job with its audio; return the key."""
-    job = ask(jobs, "some text", queue="cpu.media")
-    claim = jobs.claim("cpu.media", holder="w")
-    assert claim is not None
-    key = f"audio/1d/{job.id}/1.mp3"
+    claim = encoding(jobs)
+    key = f"audio/1d/{claim.job.id}/2.mp3"
     jobs.uploading(claim, key=key)
     objects.put(key, b"mp3", content_type="audio/mpeg")
     audio = PublishedAudio(
@@ -156,8 +158,8 @@ def test_a_delete_that_failed_is_made_up_for(
     assert key not in objects.objects
 
 
-def test_clips_go_when_their_job_has_ended_and_not_before(
-    sweep: Sweep, jobs: JobStore, objects: MemoryStore
+def test_clips_go_a_while_after_their_job_has_ended_and_not_before(
+    sweep: Sweep, jobs: JobStore, objects: MemoryStore, database: Database
 ) -> None:
     running, ended = ask(jobs, "a"), ask(jobs, "b")
     for job in (running, ended):
@@ -165,51 +167,86 @@ def test_clips_go_when_their_job_has_ended_and_not_before(
     claims = [jobs.claim("cpu.fake", holder="w") for _ in range(2)]
     for claim in claims:
         assert claim is not None
-        jobs.staging(claim)
+        jobs.begin(claim, spoken_text="a", chunks_total=1, characters_left=1)
         if claim.job.id == ended.id:
             jobs.fail(claim, JobError(code="x", message="x"))
 
+    # Its last holder may not have heard of the end, and still be staging.
+    assert delete_staged(sweep) == 0
+    with database.write() as connection:
+        connection.execute(update(jobs_table).values(completed_at=jobs_table.c.completed_at - ZOMBIE_SECONDS))
     assert delete_staged(sweep) == 1
     assert list(objects.objects) == [f"staged/{running.id}/1-0-x"]
     assert delete_staged(sweep) == 0
 
 
-def test_an_upload_that_was_broken_off_is_cleared_away_but_one_in_hand_is_not(
+def test_an_upload_that_was_broken_off_is_cleared_away_twice_but_one_in_hand_is_not(
     sweep: Sweep, jobs: JobStore, objects: MemoryStore, database: Database
 ) -> None:
-    job = ask(jobs, "text", queue="cpu.media")
-    claim = jobs.claim("cpu.media", holder="w")
-    assert claim is not None
-    jobs.uploading(claim, key="audio/1d/x/1.mp3")
-    objects.put("audio/1d/x/1.mp3", b"half", content_type="audio/mpeg")
-    with database.write() as connection:
-        connection.execute(update(ledger).values(created_at=0.0))
-
-    heavy(sweep)
-    assert delete_expired(sweep) == 0, job
+    claim = encoding(jobs)
+    key = f"audio/1d/{claim.job.id}/2.mp3"
+    jobs.uploading(claim, key=key)
+    objects.put(key, b"half", content_type="audio/mpeg")
+    assert delete_orphans(sweep) == 0
 
     with database.write() as connection:
         connection.execute(update(jobs_table).values(visible_at=0.0))
+    assert delete_orphans(sweep) == 0, "its holder may still publish it"
     assert jobs.claim("cpu.media", holder="w2") is not None
-    heavy(sweep)
+    assert delete_orphans(sweep) == 1
+    assert objects.objects == {}
+    assert delete_orphans(sweep) == 0
 
+    # The last part of the upload was under way still.
+    objects.put(key, b"half", content_type="audio/mpeg")
+    assert delete_expired(sweep) == 0
+    with database.write() as connection:
+        connection.execute(update(ledger).values(delete_after=ledger.c.delete_after - ORPHAN_SECONDS))
     assert delete_expired(sweep) == 1
     assert objects.objects == {}
+    with database.read() as connection:
+        assert connection.execute(select(func.count()).select_from(ledger)).scalar_one() == 0
 
 
-def test_old_temp_files_go_and_new_ones_stay(tmp_path: Path) -> None:
-    old, new, fresh_inside = tmp_path / "old", tmp_path / "new.mp3", tmp_path / "busy"
-    for folder in (old, fresh_inside):
-        folder.mkdir()
-        (folder / "speech.mp3").write_bytes(b"x")
-    new.write_bytes(b"x")
-    past = time.time() - 7200
-    for path in (old / "speech.mp3", old, fresh_inside):
-        os.utime(path, (past, past))
+def test_jobs_expire_and_are_promoted_by_two_sweepers_once(
+    sweep: Sweep, jobs: JobStore, database: Database
+) -> None:
+    mortal, low = ask(jobs, "late"), ask(jobs, "patient", tenant="ten_b", job_class=JobClass.LOW)
+    with database.write() as connection:
+        connection.execute(update(jobs_table).where(jobs_table.c.id == mortal.id).values(deadline=1.0))
+        connection.execute(
+            update(jobs_table)
+            .where(jobs_table.c.id == low.id)
+            .values(queued_at=jobs_table.c.queued_at - AGEING_SECONDS - 1)
+        )
 
-    assert delete_temp(tmp_path, older_than=3600) == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["busy", "new.mp3"]
-    assert delete_temp(tmp_path / "missing", older_than=3600) == 0
+    with ThreadPoolExecutor(2) as sweepers:
+        expired = list(sweepers.map(expire_jobs, [sweep, sweep]))
+        promoted = list(sweepers.map(promote_jobs, [sweep, sweep]))
+
+    assert sum(expired) == 1
+    assert sum(promoted) == 1
+    assert jobs.get(mortal.id, "ten_a").status is Status.EXPIRED
+    assert jobs.get(low.id, "ten_b").job_class is JobClass.NORMAL
+
+
+def test_the_last_run_of_each_task_is_told_in_seconds_that_have_passed(
+    sweep: Sweep, database: Database
+) -> None:
+    now = [100.0]
+    runs = LastRuns(clock=lambda: now[0])
+    rounds = iter([False, True])
+
+    sweep_until(sweep, MOVING, stopped=lambda seconds: next(rounds), ran=runs.ran, clock=lambda: now[0])
+    now[0] += 7
+
+    told = runs.account()
+    assert told.info == {"last_run": dict.fromkeys(("top_up_bells", "expire_jobs", "promote_jobs"), 7.0)}
+    sweep.workers.publish("sweeper-1", queue="sweeper", info=told.info)
+    sweep.workers.publish("sweeper-2", queue="sweeper", info={"last_run": {"top_up_bells": 3.0}})
+    ages = sweep.workers.sweeper()
+    assert ages["top_up_bells"] == pytest.approx(3.0, abs=1)
+    assert ages["promote_jobs"] == pytest.approx(7.0, abs=1)
 
 
 def test_an_outage_stops_nothing_else_and_is_over_when_it_is_over(
@@ -229,7 +266,7 @@ def test_an_outage_stops_nothing_else_and_is_over_when_it_is_over(
         bell.down = rounds < 5
         return rounds > 12
 
-    sweep_until(sweep, stopped=stopped, clock=lambda: now)
+    sweep_until(sweep, {**MOVING, **CLEARING}, stopped=stopped, clock=lambda: now)
 
     assert key not in objects.objects
     assert bell.queues == {"cpu.fake": 1}

@@ -1,0 +1,42 @@
+"""How fast an engine or an encoder is: measured, recent work counting most."""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+#: What one piece of work leaves of the weight of those before it: the last twenty or so count.
+_KEPT: Final = 0.95
+
+
+class Pace:
+    """Processing seconds per code point and per second of audio. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seconds = self._characters = self._audio_seconds = 0.0
+
+    def made(self, *, seconds: float, audio_seconds: float, characters: int = 0) -> None:
+        """Count one piece of work.
+
+        Args:
+            seconds: how long it took.
+            audio_seconds: how long it sounds.
+            characters: code points of its text, where it has one.
+        """
+        with self._lock:
+            self._seconds = _KEPT * self._seconds + seconds
+            self._characters = _KEPT * self._characters + characters
+            self._audio_seconds = _KEPT * self._audio_seconds + audio_seconds
+
+    @property
+    def rtf(self) -> float | None:
+        """Processing seconds per second of audio, or None before the first piece."""
+        with self._lock:
+            return self._seconds / self._audio_seconds if self._audio_seconds else None
+
+    @property
+    def seconds_per_char(self) -> float | None:
+        """Processing seconds per code point, or None before the first text."""
+        with self._lock:
+            return self._seconds / self._characters if self._characters else None
