@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -55,6 +56,8 @@ TOLD: Final[dict[str, str]] = {
 }
 
 
+#: How long a job waits for room on the worker's disk.
+DISK_SECONDS: Final = 600.0
 #: Encoding longer audio than this takes long enough for others to notice.
 LONG_MS: Final = 600_000
 
@@ -280,15 +283,17 @@ def _check_length(made: Encoded, recorded: Sequence[Clip]) -> None:
         raise EncoderFailed(f"{made.samples} samples at {made.sample_rate} Hz were encoded of {expected}")
 
 
-def _judge(error: Exception) -> Verdict:
+def _judge(claim: Claim, error: Exception) -> Verdict:
     """Say what an error of `_publish` means to its job."""
     match error:
+        case DiskFull() | OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            # Not this job's fault, unless it never fits.
+            waited = (datetime.now(UTC) - claim.job.queued_at).total_seconds()
+            reason = JobError(code=DiskFull.code, message=TOLD[DiskFull.code])
+            return Verdict(error=reason, remedy=Remedy.WAIT if waited < DISK_SECONDS else Remedy.NONE)
         case EncodeError():
             remedy = Remedy.RETRY if error.transient else Remedy.NONE
             return Verdict(error=JobError(code=error.code, message=TOLD[error.code]), remedy=remedy)
-        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
-            reason = JobError(code=DiskFull.code, message=TOLD[DiskFull.code])
-            return Verdict(error=reason, remedy=Remedy.RETRY)
         case StoreError():
             reason = JobError(code="storage_error", message="the object store did not take the audio")
             waits = isinstance(error, StoreUnavailable)

@@ -103,7 +103,7 @@ def synthesize(work: Synthesis) -> None:
         claim=partial(work.jobs.claim, work.queue, holder=work.holder),
         go_on=lambda: not work.departure.asked(),
     )
-    turn.take(lambda claim, lease: _speak(work, claim, lease), judge=lambda error: _judge(work, error))
+    turn.take(lambda claim, lease: _speak(work, claim, lease), judge=partial(_judge, work))
 
 
 def _speak(work: Synthesis, claim: Claim, lease: Renewal) -> Claim | None:
@@ -245,7 +245,7 @@ def chunk_seed(seed: int, text_start: int, attempt: int) -> int:
     return int.from_bytes(digest[:4], "big")
 
 
-def _judge(work: Synthesis, error: Exception) -> Verdict:
+def _judge(work: Synthesis, _claim: Claim, error: Exception) -> Verdict:
     """Say what an error of `_speak` means to its job."""
     match error:
         case EngineUnavailable():

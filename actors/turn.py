@@ -68,14 +68,14 @@ class Turn:
     go_on: Callable[[], bool]
 
     def take(
-        self, do: Callable[[Claim, Renewal], Claim | None], *, judge: Callable[[Exception], Verdict]
+        self, do: Callable[[Claim, Renewal], Claim | None], *, judge: Callable[[Claim, Exception], Verdict]
     ) -> None:
         """Do jobs of the queue, the most urgent first, until there is none.
 
         Args:
             do: the work; it raises `Fenced` as soon as the lease is lost, and `Leaving` where it breaks off
                 because the process is to end. It returns the job that it gave way to, already claimed.
-            judge: says what an error of `do` means.
+            judge: says what an error of `do` means to its job.
         """
         claim = self._next()
         while claim is not None:
@@ -99,7 +99,7 @@ class Turn:
         self,
         claim: Claim,
         do: Callable[[Claim, Renewal], Claim | None],
-        judge: Callable[[Exception], Verdict],
+        judge: Callable[[Claim, Exception], Verdict],
     ) -> Claim | Fate:
         job = claim.job
         renew = partial(self.jobs.renew, job.id, job.epoch)
@@ -119,7 +119,7 @@ class Turn:
         claim: Claim,
         lease: Renewal,
         do: Callable[[Claim, Renewal], Claim | None],
-        judge: Callable[[Exception], Verdict],
+        judge: Callable[[Claim, Exception], Verdict],
     ) -> Claim | Fate:
         try:
             return do(claim, lease) or Fate.OVER
@@ -131,7 +131,7 @@ class Turn:
             self.ring(self.queue)
             return Fate.OVER
         except Exception as error:
-            verdict = judge(error)
+            verdict = judge(claim, error)
             if verdict.error is UNEXPECTED:
                 log.exception("job %s epoch %d", claim.job.id, claim.job.epoch)
             lease.persist(partial(self._write_down, claim, verdict, error))

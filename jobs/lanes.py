@@ -21,6 +21,9 @@ TRIED_LANES: Final = 8
 #: A job gives way, at the border of a chunk, to one of its class that needs a quarter of what it still needs
 #: itself, or less. So a line is not held up by a book, and books do not take turns at every chunk.
 SHORTER: Final = 4
+#: A job whose turn is over comes back after so many others of its lane. Behind all of them, a thousand books
+#: of one tenant would all be begun, and none be finished, before the last one is reached.
+ROTATION: Final = 4
 #: Seconds of waiting after which the oldest job of a lane is promoted by one class. One of each tenant at a
 #: time: a long backlog moves on, and does not make everything urgent.
 AGEING_SECONDS: Final = 600.0
@@ -78,6 +81,13 @@ _HEAD = """
     WHERE j.queue = :queue AND j.class = :class AND j.tenant_id = :tenant AND j.visible_at <= :now {fits}
     ORDER BY j.queued_at LIMIT 1 {locking}
 """
+_PLACE = text(
+    """
+    SELECT queued_at FROM jobs
+    WHERE queue = :queue AND class = :class AND tenant_id = :tenant AND visible_at <= :now
+    ORDER BY queued_at LIMIT 1 OFFSET :others
+    """
+)
 _FITS_LENGTH = "AND j.audio_ms <= :longest"
 # The shortest job of each lane, where it is short enough.
 _SHORT = (
@@ -213,6 +223,19 @@ class Lanes:
             if row is not None:
                 return row
         return None
+
+    def behind(self, connection: Connection, job: Job, now: float) -> float:
+        """Return the place of a job whose turn is over: behind a few others of its lane, as a time."""
+        asked = {
+            "queue": job.queue,
+            "class": int(job.job_class),
+            "tenant": job.tenant_id,
+            "now": now,
+            "others": ROTATION - 1,
+        }
+        last = connection.execute(_PLACE, asked).scalar_one_or_none()
+        # As a double, seconds since the epoch are exact to a quarter of a microsecond.
+        return now if last is None else min(now, float(last) + 1e-6)
 
     def urgent(self, connection: Connection, queue: str, now: float) -> bool:
         """Whether a live job is ready."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -347,7 +347,8 @@ class JobStore:
 
         Args:
             left: code points of this job that are still to be spoken.
-            turn_is_over: whether this job has had its share for now; it is put behind all others then.
+            turn_is_over: whether this job has had its share for now; it is put behind a few others of its
+                tenant then.
 
         Returns:
             The better job, or None: this one is still ours.
@@ -365,7 +366,7 @@ class JobStore:
                     continue
                 values = leases.released(visible_at=now)
                 if turn_is_over:
-                    values |= {"queued_at": now}
+                    values |= {"queued_at": self._lanes.behind(connection, claim.job, now)}
                 self._write(connection, claim, Move.LET_GO, values)
                 return better
 
@@ -405,7 +406,8 @@ class JobStore:
             failures += 1
             kept = self._with_error(connection, claim.job.id, error)
             if failures >= self._max_failures:
-                return self._failed(connection, claim, now, error, kept | {"failures": failures})
+                told = _last_words(error, kept["errors"], failures)
+                return self._failed(connection, claim, now, told, kept | {"failures": failures})
             values = leases.released(visible_at=now + leases.backoff(failures)) | {"failures": failures}
             self._write(connection, claim, Move.LET_GO, values | kept)
             return None
@@ -500,7 +502,8 @@ class JobStore:
             values = leases.released(visible_at=now) | kept
             values |= {
                 "queue": row.synthesis_queue,
-                "queued_at": now,
+                # It has waited its turn once.
+                "queued_at": jobs.c.created_at,
                 "characters_left": sum(clip.text_end - clip.text_start for clip in lost),
                 "audio_ms": jobs.c.audio_ms - sum(clip.milliseconds for clip in lost),
                 "chunks_done": jobs.c.chunks_done - len(lost),
@@ -766,9 +769,8 @@ class JobStore:
             lost = JobError(code="worker_lost", message="the worker died or fell silent")
             errors = _kept(errors, lost)
             if failures >= self._max_failures:
-                told = f"{failures} failures in a row, the last of a worker that died or fell silent"
-                error = JobError(code=lost.code, message=told)
-                values = {"failures": failures, "errors": errors, "error": _json(error)}
+                told = _last_words(lost, errors, failures)
+                values = {"failures": failures, "errors": errors, "error": _json(told)}
                 self._end(connection, row["id"], now, Move.FAIL, epoch=row["epoch"], values=values)
                 return None
         after = MOVES[Move.CLAIM][state]
@@ -931,6 +933,12 @@ def _target(move: Move) -> dict[str, Any]:
 def _kept(stored: str, error: JobError) -> str:
     kept = [*json.loads(stored), _stored(error)][-KEPT_ERRORS:]
     return json.dumps(kept, ensure_ascii=False)
+
+
+def _last_words(error: JobError, errors: str, failures: int) -> JobError:
+    """Return the error that ended a job, with the names of those before it in the same row."""
+    before = ", ".join(_codes(errors, last=failures))
+    return replace(error, message=f"{error.message} ({failures} failures in a row: {before})")
 
 
 def _json(error: JobError) -> str:

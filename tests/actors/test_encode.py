@@ -12,7 +12,7 @@ from sqlalchemy import delete, func, select, update
 
 from actors.bell import WEBHOOK_QUEUE
 from actors.departure import FINISH_SECONDS, Departure
-from actors.encode import LONG_MS, TOLD, Media, encode
+from actors.encode import DISK_SECONDS, LONG_MS, TOLD, Media, encode
 from actors.synthesize import Synthesis, synthesize
 from jobs.database import Database, DatabaseUnavailable
 from jobs.job import Claim, Job, PublishedAudio, Stage, Status
@@ -221,7 +221,7 @@ def test_a_long_encode_leaves_an_encoder_to_short_audio(
     assert order == [long.id, short.id, other_long.id]
 
 
-def test_a_full_disk_is_tried_again_and_then_named(
+def test_a_job_waits_for_room_on_the_disk_and_fails_by_name_when_it_never_comes(
     jobs: JobStore, objects: MemoryStore, bells: Bells, tmp_path: Path, database: Database
 ) -> None:
     class Full(Mp3Encoder):
@@ -232,12 +232,18 @@ def test_a_full_disk_is_tried_again_and_then_named(
 
     job = _spoken(jobs, objects)
     work = _work(jobs, objects, bells, tmp_path, Full(ffmpeg.find(None)))
-    for _ in range(3):
-        assert jobs.get(job.id, "ten_a").status is Status.IN_PROGRESS
+    for _ in range(5):
         encode(work)
         _let_go(database)
+    after = jobs.get(job.id, "ten_a")
+    assert (after.status, after.failures) == (Status.IN_PROGRESS, 0)
+
+    with database.write() as connection:
+        connection.execute(update(jobs_table).values(queued_at=jobs_table.c.queued_at - DISK_SECONDS - 60))
+    encode(work)
 
     after = jobs.get(job.id, "ten_a")
+    assert after.status is Status.FAILED
     assert after.error is not None
     assert after.error.code == "disk_full"
 
@@ -286,8 +292,11 @@ def test_a_job_that_was_cancelled_while_it_was_uploaded_leaves_no_object(
     work: Media, jobs: JobStore, objects: MemoryStore, database: Database
 ) -> None:
     job = _spoken(jobs, objects)
-    objects.after_put = lambda key: jobs.cancel(job.id, "ten_a") and None
 
+    def cancel(key: str) -> None:
+        jobs.cancel(job.id, "ten_a")
+
+    objects.after_put = cancel
     encode(work)
 
     assert jobs.get(job.id, "ten_a").status is Status.CANCELLED

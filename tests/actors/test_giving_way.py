@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from sqlalchemy import update
 
 from actors.departure import Departure
 from actors.pace import Pace
@@ -15,7 +16,9 @@ from actors.synthesize import CUT_SECONDS, TURN_SECONDS, Habits, Synthesis, synt
 from actors.urgency import Urgency
 from jobs.database import Database, DatabaseUnavailable
 from jobs.job import Claim, Job, JobClass, Stage
+from jobs.lanes import ROTATION
 from jobs.store import JobStore
+from jobs.tables import jobs as jobs_table
 from speech.engine import Samples, SynthesisRequest
 from speech.host import Interrupted
 
@@ -90,10 +93,12 @@ def test_a_line_starts_within_one_chunk_of_a_book(
 def test_a_low_job_does_not_hold_up_a_book(jobs: JobStore, objects: MemoryStore) -> None:
     engine = FakeEngine()
     ask(jobs, BOOK)
-    engine.before = lambda request: (
-        ask(jobs, LINE, job_class=JobClass.LOW) and None if len(engine.spoken) == 3 else None
-    )
 
+    def during(request: SynthesisRequest) -> None:
+        if len(engine.spoken) == 3:
+            ask(jobs, LINE, job_class=JobClass.LOW)
+
+    engine.before = during
     synthesize(_work(jobs, objects, engine))
 
     assert _spoken(engine)[-1] == LINE
@@ -114,6 +119,32 @@ def test_equal_books_take_turns_of_five_minutes(jobs: JobStore, objects: MemoryS
     assert told == [*(["book"] * 4 + ["tale"] * 4) * 3]
     _whole(jobs, first, BOOK)
     _whole(jobs, second, BOOK)
+
+
+def test_a_shelf_of_one_tenant_is_not_all_begun_before_any_of_it_is_done(
+    jobs: JobStore, objects: MemoryStore, database: Database
+) -> None:
+    engine = FakeEngine()
+    shelf = [ask(jobs, f"Volume {number:02d}. " + BOOK) for number in range(12)]
+    with database.write() as connection:
+        # A minute apart.
+        for number, job in enumerate(shelf):
+            earlier = jobs_table.c.queued_at - 60 * (12 - number)
+            connection.execute(update(jobs_table).where(jobs_table.c.id == job.id).values(queued_at=earlier))
+    now = [0.0]
+
+    def during(request: SynthesisRequest) -> None:
+        now[0] += TURN_SECONDS / 4
+
+    engine.before = during
+    synthesize(_work(jobs, objects, engine, clock=lambda: now[0]))
+
+    begun = [text[:9] for text in _spoken(engine) if text.startswith("Volume")]
+    assert begun == [f"Volume {number:02d}" for number in range(12)]
+    first_done = _spoken(engine).index("Sentence number 11 of the book.")
+    assert sum(text.startswith("Volume") for text in _spoken(engine)[:first_done]) == ROTATION + 1
+    for job in shelf:
+        assert jobs.get(job.id, "ten_a").stage is Stage.ENCODING
 
 
 def test_a_book_alone_goes_on_when_its_turn_is_over(jobs: JobStore, objects: MemoryStore) -> None:
