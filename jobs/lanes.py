@@ -231,7 +231,8 @@ class Lanes:
             "class": int(job.job_class),
             "tenant": job.tenant_id,
             "now": now,
-            "others": ROTATION - 1,
+            # As an offset, and one has just been taken.
+            "others": ROTATION - 2,
         }
         last = connection.execute(_PLACE, asked).scalar_one_or_none()
         # As a double, seconds since the epoch are exact to a quarter of a microsecond.
