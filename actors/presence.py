@@ -60,7 +60,7 @@ class Presence:
         self._thread = threading.Thread(target=self._run, name="presence", daemon=True)
 
     def __enter__(self) -> Self:
-        self._publish()
+        self.publish()
         self._thread.start()
         return self
 
@@ -77,11 +77,12 @@ class Presence:
     def _run(self) -> None:
         while not self._over.wait(PUBLISH_SECONDS):
             try:
-                self._publish()
+                self.publish()
             except Exception:  # the top of a thread: without it a healthy worker would look dead
                 log.exception("could not publish this worker")
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
+        """Publish now; while the database is away, later."""
         try:
             told = self._account()
             self._registry.publish(

@@ -51,6 +51,7 @@ def build(settings: Settings) -> Services:
             public_url=settings.external_url,
             lease_seconds=settings.lease_seconds,
             max_failures=settings.max_failures,
+            max_running=settings.tenant_max_running,
         ),
         deliveries=DeliveryStore(tables),
         workers=WorkerRegistry(tables),

@@ -136,9 +136,11 @@ class LastRuns:
         self._clock = clock
         self._at: dict[str, float] = {}
 
-    def ran(self, task: str) -> None:
-        """Say that a task was done just now."""
+    def ran(self, task: str) -> bool:
+        """Say that a task was done just now; return whether that was the first time."""
+        first = task not in self._at
         self._at[task] = self._clock()
+        return first
 
     def account(self) -> Account:
         """Return it as the sweeper tells it, in seconds that have passed."""
@@ -163,7 +165,7 @@ def sweep_until(
     """
     due = dict.fromkeys(every, 0.0)
     out_of_order: set[str] = set()
-    while not stopped(BELL_SECONDS):
+    while True:
         for task, at in due.items():
             if clock() < at:
                 continue
@@ -180,6 +182,8 @@ def sweep_until(
                 if task.__name__ in out_of_order:
                     log.info("%s: in order again", task.__name__)
                 out_of_order.discard(task.__name__)
+        if stopped(BELL_SECONDS):
+            return
 
 
 def run(settings: Settings) -> int:
@@ -194,21 +198,30 @@ def run(settings: Settings) -> int:
     )
     departure = on_signals()
     runs = LastRuns()
+    presence = Presence(
+        services.workers, worker_id=services.holder, queue=SWEEPER_QUEUE, account=runs.account
+    )
+
+    def ran(task: str) -> None:
+        if runs.ran(task):
+            # The fleet is ready when bells are topped up, not when that is told of five seconds later.
+            presence.publish()
+
     clearing = threading.Thread(
         target=sweep_until,
         args=(sweep, CLEARING),
-        kwargs={"stopped": departure.wait, "ran": runs.ran},
+        kwargs={"stopped": departure.wait, "ran": ran},
         name="clearing",
         daemon=True,
     )
-    with Presence(services.workers, worker_id=services.holder, queue=SWEEPER_QUEUE, account=runs.account):
+    with presence:
         clearing.start()
         try:
             sweep_until(
                 sweep,
                 MOVING,
                 stopped=lambda seconds: departure.wait(seconds) or not clearing.is_alive(),
-                ran=runs.ran,
+                ran=ran,
             )
             died = not departure.asked()
         finally:

@@ -48,6 +48,16 @@ def create_app(services: Services) -> Flask:
         if request.endpoint is not None and request.endpoint not in _OPEN:
             requests.set_tenant(doorkeeper.tenant(presented(request.headers)))
 
+    @app.after_request
+    def _count(response: Response) -> Response:
+        routes.metrics.answered(
+            route=request.url_rule.rule if request.url_rule else "-",
+            method=request.method if request.endpoint else "-",
+            status=response.status_code,
+            seconds=requests.milliseconds() / 1000,
+        )
+        return response
+
     app.register_error_handler(Exception, answer)
     app.after_request(_finish)
     return app

@@ -55,7 +55,7 @@ def read_json(request: Request) -> Any:
         media_type.startswith("application/") and media_type.endswith("+json")
     ):
         raise WrongMediaType("send the job as application/json")
-    body = request.get_data(cache=False)
+    body = request.get_data()
     if len(body) > LARGEST_BODY:
         raise RequestEntityTooLarge
     return parse(body)

@@ -16,9 +16,9 @@ from gevent.util import wrap_errors
 from sqlalchemy.pool import StaticPool
 
 from jobs.database import Database, DatabaseUnavailable
-from jobs.job import Job, NewJob
+from jobs.job import Job, NewJob, TenantId
 from jobs.keys import ApiKey, KeyStore
-from jobs.store import JobStore
+from jobs.store import Backlog, JobStore, Running
 from jobs.workers import ServedModel, WorkerRegistry
 
 #: Readers wait for nobody; a few suffice.
@@ -94,9 +94,39 @@ class SqliteStores:
         self._writer = WriterThread(connect)
         self._readers = NativeThreads(connect, threads=READERS)
 
-    def create(self, new: NewJob) -> Job:
+    def create(self, new: NewJob, *, max_queued: int | None = None) -> Job:
         """See `JobStore.create`."""
-        return self._writer.call(lambda stores: stores.jobs.create(new))
+        return self._writer.call(lambda stores: stores.jobs.create(new, max_queued=max_queued))
+
+    def retry(self, job_id: str, tenant_id: TenantId, *, queue: str, max_queued: int | None = None) -> Job:
+        """See `JobStore.retry`."""
+        return self._writer.call(
+            lambda stores: stores.jobs.retry(job_id, tenant_id, queue=queue, max_queued=max_queued)
+        )
+
+    def cancel(self, job_id: str, tenant_id: str) -> Job:
+        """See `JobStore.cancel`."""
+        return self._writer.call(lambda stores: stores.jobs.cancel(job_id, tenant_id))
+
+    def ahead(self, job: Job) -> int:
+        """See `JobStore.ahead`."""
+        return self._readers.call(lambda stores: stores.jobs.ahead(job))
+
+    def backlog(self) -> list[Backlog]:
+        """See `JobStore.backlog`."""
+        return self._readers.call(lambda stores: stores.jobs.backlog())
+
+    def running(self) -> list[Running]:
+        """See `JobStore.running`."""
+        return self._readers.call(lambda stores: stores.jobs.running())
+
+    def rtf(self, queue: str) -> float | None:
+        """See `WorkerRegistry.rtf`."""
+        return self._readers.call(lambda stores: stores.workers.rtf(queue))
+
+    def sweeper(self) -> dict[str, float]:
+        """See `WorkerRegistry.sweeper`."""
+        return self._readers.call(lambda stores: stores.workers.sweeper())
 
     def get(self, job_id: str, tenant_id: str) -> Job:
         """See `JobStore.get`."""

@@ -21,14 +21,15 @@ _ALWAYS: Final = (401, 500)
 _DESCRIPTIONS: Final[Mapping[int, str]] = {
     400: "The body is no JSON that is read here.",
     401: "No API key, or none that is valid.",
-    404: "There is no such job, or it belongs to someone else.",
-    409: "The job has no audio: not yet (`job_not_finished`, with `Retry-After`), or it ended without.",
+    404: "There is nothing of that name, or it is not for you.",
+    409: "The job has not ended yet (`job_not_finished`, with `Retry-After`), or in another way.",
     410: "The audio is no longer kept.",
     413: "The body is too large.",
     415: "The body is not `application/json`.",
     422: "Members of the body are at fault; `errors` names each, with its limit or what is allowed.",
+    429: "As many of your jobs wait as may.",
     500: "Something went wrong on the server's side.",
-    503: "The database cannot be reached in time, or no worker has served the model yet.",
+    503: "The database cannot be reached in time, no worker has served the model yet, or the queue is full.",
 }
 _WEBHOOK_HEADERS: Final[Mapping[str, str]] = {
     "webhook-id": "The same at each attempt.",

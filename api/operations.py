@@ -53,6 +53,7 @@ HEADERS: Final[Mapping[str, str]] = {
 PROBLEM_HEADERS: Final[Mapping[int, tuple[str, ...]]] = {
     401: ("WWW-Authenticate",),
     409: ("Retry-After",),
+    429: ("Retry-After",),
     503: ("Retry-After",),
 }
 
@@ -71,7 +72,7 @@ OPERATIONS: Final = (
                 headers=("Location", "Retry-After"),
             )
         },
-        problems=(400, 413, 415, 422, 503),
+        problems=(400, 413, 415, 422, 429, 503),
     ),
     Operation(
         id="get_job",
@@ -94,6 +95,36 @@ OPERATIONS: Final = (
         tag="Speech",
         replies={302: Reply(description="A fresh link to the audio.", headers=("Location",))},
         problems=(404, 409, 410, 503),
+    ),
+    Operation(
+        id="cancel_job",
+        method="POST",
+        path="/v1/speech/jobs/<job_id>/cancel",
+        summary="Cancel a job that has not ended",
+        tag="Speech",
+        replies={
+            200: Reply(
+                description="The job is cancelled; whoever works on it stops within a chunk. Saying it again "
+                "changes nothing.",
+                model=schemas.JobView,
+            )
+        },
+        problems=(400, 404, 409, 413, 415, 422, 503),
+    ),
+    Operation(
+        id="retry_job",
+        method="POST",
+        path="/v1/speech/jobs/<job_id>/retry",
+        summary="Ask again for what a job that failed, expired or was cancelled had asked for",
+        tag="Speech",
+        replies={
+            202: Reply(
+                description="A new job, with `retry_of`.",
+                model=schemas.JobView,
+                headers=("Location", "Retry-After"),
+            )
+        },
+        problems=(400, 404, 409, 413, 415, 422, 429, 503),
     ),
     Operation(
         id="list_models",
@@ -129,6 +160,17 @@ OPERATIONS: Final = (
             200: Reply(description="All required parts are ready.", model=schemas.Ready),
             503: Reply(description="Some are not.", model=schemas.Ready, headers=("Retry-After",)),
         },
+    ),
+    Operation(
+        id="read_metrics",
+        path="/metrics",
+        summary="Read the metrics",
+        tag="Operation",
+        open=True,
+        replies={
+            200: Reply(description="Prometheus's text format.", media_type="text/plain"),
+        },
+        problems=(404,),
     ),
     Operation(
         id="openapi",

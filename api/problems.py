@@ -21,7 +21,7 @@ from werkzeug.exceptions import (
 from api.bodies import LARGEST_BODY, BadBody, LoneSurrogate, WrongMediaType
 from api.requests import request_id
 from jobs.database import DatabaseUnavailable
-from jobs.job import JobNotFound
+from jobs.job import JobEnded, JobNotFound, JobUnended
 
 logger: Final = logging.getLogger("voxfleet.api")
 
@@ -82,6 +82,37 @@ class AudioExpired(Exception):
     """The audio was kept until `expires_at`."""
 
 
+class Busy(Exception):
+    """The fleet has as much to do as it takes.
+
+    Attributes:
+        code: `queue_full` or `wait_too_long`.
+        limit: jobs, or seconds.
+        retry_after: seconds.
+    """
+
+    def __init__(self, code: str, limit: int, *, retry_after: int) -> None:
+        what = f"{limit} jobs" if code == "queue_full" else f"more than {limit} seconds"
+        super().__init__(f"the model's queue is full: {what} of work wait already")
+        self.code = code
+        self.limit = limit
+        self.retry_after = retry_after
+
+
+class TenantBusy(Exception):
+    """The caller has as many jobs waiting as it may have.
+
+    Attributes:
+        limit: jobs.
+        retry_after: seconds.
+    """
+
+    def __init__(self, limit: int, *, retry_after: int) -> None:
+        super().__init__(f"{limit} of your jobs are waiting already, and no more may")
+        self.limit = limit
+        self.retry_after = retry_after
+
+
 class Meaning(NamedTuple):
     """How an exception is answered."""
 
@@ -103,12 +134,16 @@ MEANINGS: Final[Mapping[type[Exception], Meaning]] = {
     MethodNotAllowed: Meaning(405, "method_not_allowed", "this address does not take this method"),
     JobUnfinished: Meaning(409, "job_not_finished", "the audio is not finished yet", 1),
     JobHasNoAudio: Meaning(409, None, "the job ended without audio"),
+    JobUnended: Meaning(409, "job_not_finished", "the job has not ended yet", 1),
+    JobEnded: Meaning(409, None, "the job has ended already"),
     AudioExpired: Meaning(410, "audio_expired", "the audio is no longer kept"),
     RequestEntityTooLarge: Meaning(413, "body_too_large", f"the body is larger than {LARGEST_BODY} bytes"),
     WrongMediaType: Meaning(415, "unsupported_media_type"),
     LoneSurrogate: Meaning(422, "invalid_text"),
     RequestRefused: Meaning(422, None),
     HTTPException: Meaning(400, None),
+    TenantBusy: Meaning(429, "too_many_jobs"),
+    Busy: Meaning(503, None),
     NoWorker: Meaning(503, "no_worker", "no worker has served the default model yet", 5),
     DatabaseUnavailable: Meaning(503, "database_unavailable", "the database cannot be reached in time", 1),
     Exception: Meaning(500, "internal_error", "something went wrong on our side; it has been logged"),
@@ -128,6 +163,8 @@ def answer(error: Exception) -> Response:
         detail = HTTPStatus(status).phrase
     body = _body(status, code, detail, faults, instance=request.path, request_id=request_id())
     headers = _headers(error)
+    if isinstance(error, Busy | TenantBusy):
+        headers["Retry-After"] = str(error.retry_after)
     if meaning.retry_after is not None:
         headers["Retry-After"] = str(meaning.retry_after)
     return Response(json.dumps(body), status, headers, content_type=MEDIA_TYPE)
@@ -185,6 +222,10 @@ def _code(error: Exception, status: int) -> str:
             return error.faults[0].code
         case JobHasNoAudio():
             return f"job_{error.args[0]}"
+        case JobEnded():
+            return f"job_{error.status.value}"
+        case Busy():
+            return error.code
         case _:
             return HTTPStatus(status).name.lower()
 
@@ -195,6 +236,9 @@ def _faults(error: Exception) -> tuple[Fault, ...]:
             return error.faults
         case LoneSurrogate():
             return (Fault(pointer=error.pointer, code="invalid_text", detail=str(error)),)
+        case Busy() | TenantBusy():
+            code = error.code if isinstance(error, Busy) else "too_many_jobs"
+            return (Fault(pointer="", code=code, detail=str(error), limit=error.limit),)
         case RequestEntityTooLarge():
             detail = f"the body is larger than {LARGEST_BODY} bytes"
             return (Fault(pointer="", code="body_too_large", detail=detail, limit=LARGEST_BODY),)
@@ -215,6 +259,8 @@ def _headers(error: Exception) -> dict[str, str]:
 def _openai_type(status: int) -> str:
     if status == 401:
         return "authentication_error"
+    if status == 429:
+        return "rate_limit_error"
     return "server_error" if status >= 500 else "invalid_request_error"
 
 

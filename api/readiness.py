@@ -19,6 +19,9 @@ logger: Final = logging.getLogger("voxfleet.api")
 LIMIT_SECONDS: Final = 2.0
 #: Probes need no key: however many come, the parts are asked once a second.
 KEPT_SECONDS: Final = 1.0
+#: The sweeper tops up bells once a second, and tells of it every five.
+SWEEPER_TASK: Final = "top_up_bells"
+LATE_SECONDS: Final = 20.0
 
 #: What is said of a part that failed: errors may name hosts and users, and anyone may ask.
 DETAILS: Final[Mapping[type[Exception], str]] = {
@@ -53,12 +56,14 @@ class Readiness:
         checks: Mapping[str, Callable[[], None]],
         models: Callable[[], list[ServedModel]],
         alive: Callable[[], Mapping[str, int]],
+        sweeper: Callable[[], Mapping[str, float]],
         default_model: str,
         limit_seconds: float = LIMIT_SECONDS,
     ) -> None:
         self._checks = checks
         self._models = models
         self._alive = alive
+        self._sweeper = sweeper
         self._default_model = default_model
         self._limit_seconds = limit_seconds
         self._lock = threading.Lock()
@@ -108,8 +113,16 @@ class Readiness:
                 ok=served, detail="ok" if served else "no_worker", required=name == self._default_model
             )
         parts[MEDIA_QUEUE] = _worker(alive.get(MEDIA_QUEUE, 0))
-        parts[SWEEPER_QUEUE] = _worker(alive.get(SWEEPER_QUEUE, 0))
+        parts[SWEEPER_QUEUE] = _swept(alive.get(SWEEPER_QUEUE, 0), self._sweeper().get(SWEEPER_TASK))
         return parts
+
+
+def _swept(count: int, age: float | None) -> Part:
+    """A sweeper that is there and hangs is none."""
+    if not count or age is None:
+        return Part(ok=False, detail="no_worker" if not count else "not_run_yet")
+    detail = f"last run {age:.0f} s ago"
+    return Part(ok=age <= LATE_SECONDS, detail=detail if age <= LATE_SECONDS else f"late: {detail}")
 
 
 def _worker(count: int) -> Part:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Final
 
 from flask import Response, request
+from werkzeug.exceptions import NotFound
 
+from actors.bell import MEDIA_QUEUE, WEBHOOK_QUEUE
 from api import pages
+from api.admission import Admission
+from api.backlog import RecentBacklog
 from api.bodies import read_json
-from api.models import RecentModels
+from api.metrics import MEDIA_TYPE, Metrics, may_read
+from api.models import Recent, RecentModels
 from api.openapi import describe
-from api.problems import AudioExpired, JobHasNoAudio, JobUnfinished
+from api.problems import AudioExpired, Busy, JobHasNoAudio, JobUnfinished
 from api.readiness import Readiness
 from api.requests import tenant
 from api.services import Services
-from api.validation import new_job
-from jobs.job import TERMINAL, Job, Status
+from api.validation import new_job, read_no_members, served_model
+from jobs.job import TERMINAL, Job, JobClass, Status, TooManyQueued
 from jobs.views import job_body
 from jobs.workers import ServedModel
 from storage.store import Link
@@ -38,26 +44,60 @@ class Routes:
             checks=services.checks,
             models=services.workers.models,
             alive=services.workers.alive,
+            sweeper=services.workers.sweeper,
             default_model=services.default_model,
         )
+        self._backlog = RecentBacklog(services.jobs.backlog, services.jobs.running)
+        media_rtf = Recent(lambda: services.workers.rtf(MEDIA_QUEUE))
+        self._admission = Admission(
+            self._backlog,
+            self._models,
+            limits=services.limits,
+            media_rtf=media_rtf.get,
+            ahead=services.jobs.ahead,
+        )
+        self.metrics = Metrics(self._backlog, services.workers, self._admission)
         self._description = describe(public_url=services.public_url, max_input_chars=services.max_input_chars)
 
     def create_job(self) -> Response:
         """POST /v1/speech/jobs."""
         services = self._services
+        models = self._models.list()
         new = new_job(
             read_json(request),
             tenant_id=tenant(),
-            models=self._models.list(),
+            models=models,
             default_model=services.default_model,
             max_input_chars=services.max_input_chars,
             check_target=services.check_target,
             new_seed=services.new_seed,
         )
-        job = services.jobs.create(new)
-        services.ringer.mark(new.queue)
-        body = job_body(job, public_url=services.public_url)
-        return _json(body, 202, Location=body["urls"]["self"], Retry_After=RETRY_SECONDS)
+        return self._taken(
+            served_model(new.model, models),
+            job_class=new.job_class,
+            characters=len(new.input),
+            store=lambda most: services.jobs.create(new, max_queued=most),
+        )
+
+    def cancel_job(self, job_id: str) -> Response:
+        """POST /v1/speech/jobs/{job_id}/cancel."""
+        read_no_members(request)
+        job = self._services.jobs.cancel(job_id, tenant())
+        self._services.ringer.mark(WEBHOOK_QUEUE)
+        return _json(job_body(job, public_url=self._services.public_url))
+
+    def retry_job(self, job_id: str) -> Response:
+        """POST /v1/speech/jobs/{job_id}/retry."""
+        read_no_members(request)
+        services = self._services
+        before = self._job(job_id)
+        served = served_model(before.model, self._models.list())
+        return self._taken(
+            served,
+            job_class=before.job_class,
+            characters=before.characters,
+            store=lambda most: services.jobs.retry(job_id, tenant(), queue=served.queue, max_queued=most),
+        )
 
     def get_job(self, job_id: str) -> Response:
         """GET /v1/speech/jobs/{job_id}."""
@@ -68,6 +108,7 @@ class Routes:
             public_url=self._services.public_url,
             audio_url=link.url if link else None,
             audio_url_expires_at=link.expires_at if link else None,
+            eta=self._admission.eta(job, now=self._services.now()),
         )
         if job.status in TERMINAL:
             return _json(body, Vary=_VARY)
@@ -117,6 +158,12 @@ class Routes:
             return _json({"status": "ready", "checks": checks})
         return _json({"status": "not_ready", "checks": checks}, 503, Retry_After=RETRY_SECONDS)
 
+    def read_metrics(self) -> Response:
+        """GET /metrics."""
+        if not may_read(request, self._services.metrics_from):
+            raise NotFound
+        return Response(self.metrics.text(), content_type=MEDIA_TYPE)
+
     def openapi(self) -> Response:
         """GET /openapi.json."""
         return _json(self._description, Cache_Control="public, max-age=300")
@@ -124,6 +171,26 @@ class Routes:
     def docs(self) -> Response:
         """GET /docs: a page that needs nothing but itself."""
         return pages.docs(self._description)
+
+    def _taken(
+        self, served: ServedModel, *, job_class: JobClass, characters: int, store: Callable[[int], Job]
+    ) -> Response:
+        """Store a job, where the fleet and its tenant may have one more, and answer with it."""
+        services = self._services
+        try:
+            self._admission.check(served, job_class=job_class, tenant_id=tenant(), characters=characters)
+            job = store(services.limits.tenant_max_queued)
+        except Busy as error:
+            self.metrics.refused(error.code)
+            raise
+        except TooManyQueued as error:
+            self.metrics.refused("too_many_jobs")
+            raise self._admission.tenant_busy(served, tenant_id=tenant(), limit=error.limit) from error
+        services.ringer.mark(served.queue)
+        eta = self._admission.eta(job, now=services.now(), is_new=True)
+        self._admission.accepted(job)
+        body = job_body(job, public_url=services.public_url, eta=eta)
+        return _json(body, 202, Location=body["urls"]["self"], Retry_After=RETRY_SECONDS)
 
     def _job(self, job_id: str) -> Job:
         return self._services.jobs.get(job_id, tenant())

@@ -7,6 +7,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from jobs.job import JobClass
+
 SHORTEST_LIFE: Final = 3600
 LONGEST_LIFE: Final = 31 * 86_400
 DEFAULT_LIFE: Final = 7 * 86_400
@@ -15,6 +17,8 @@ METADATA_MEMBERS: Final = 16
 METADATA_KEY: Final = 64
 METADATA_VALUE: Final = 512
 FORMATS: Final = ("mp3",)
+LONGEST_DEADLINE: Final = 31 * 86_400
+CLASSES: Final = tuple(job_class.name.lower() for job_class in JobClass)
 
 
 class _Request(BaseModel):
@@ -51,6 +55,17 @@ class JobRequest(_Request):
     )
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] | None = Field(
         default=None, description="Same seed, text, voice and engine: same audio. Default: a random one."
+    )
+    job_class: Literal["live", "high", "normal", "low"] | None = Field(
+        default=None,
+        alias="class",
+        description="How urgent it is: a more urgent job is begun first, and a running one gives way to it "
+        "between two chunks. `live` is for somebody who listens. Default: `normal`.",
+    )
+    deadline: Annotated[int, Field(ge=1, le=LONGEST_DEADLINE)] | None = Field(
+        default=None,
+        description="Seconds within which it must be begun, or it is not wanted any more and becomes "
+        "`expired` (1 second to 31 days). Default: none.",
     )
     metadata: (
         Annotated[
@@ -98,6 +113,7 @@ class Urls(_Reply):
 
     self: str
     audio: str = Field(description="Redirects to a fresh link at each call.")
+    cancel: str = Field(description="POST here when you do not want it any more.")
 
 
 class JobFailure(_Reply):
@@ -138,6 +154,7 @@ class JobView(_Reply):
     stage: Literal["synthesizing", "encoding", "uploading"] | None
     progress: int = Field(ge=0, le=100, description="Percent.")
     chunks: Chunks
+    job_class: Literal["live", "high", "normal", "low"] = Field(alias="class")
     model: str
     voice: str
     language: str
@@ -145,10 +162,16 @@ class JobView(_Reply):
     created_at: datetime
     started_at: datetime | None
     completed_at: datetime | None
+    eta: datetime | None = Field(
+        description="When it is expected to be completed, by the speed measured so far and what waits now. "
+        "Null once it has ended, and while nobody can know."
+    )
+    deadline: datetime | None = Field(description="When it expires, if it has not been begun.")
     expires_at: datetime | None = Field(description="When the audio stops being served.")
     degraded: bool
     warnings: list[JobWarning]
     metadata: dict[str, str]
+    retry_of: str | None = Field(description="The job that this one tries again.")
     urls: Urls
     error: JobFailure | None
     result: Result | None
@@ -169,7 +192,7 @@ class ProblemError(_Reply):
     """The same, for clients of OpenAI's API."""
 
     message: str
-    type: Literal["invalid_request_error", "authentication_error", "server_error"]
+    type: Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
     param: str | None
     code: str
 
@@ -252,6 +275,6 @@ class Event(_Reply):
 
     id: str
     object: Literal["event"]
-    type: Literal["speech.job.completed", "speech.job.failed"]
+    type: Literal["speech.job.completed", "speech.job.failed", "speech.job.cancelled", "speech.job.expired"]
     timestamp: datetime
     data: JobView

@@ -9,15 +9,16 @@ from datetime import UTC, datetime
 from typing import Final, Protocol
 
 from actors.bell import BrokerBell, connect
+from api.admission import Limits
 from api.keys import Keys
 from api.names import Names
 from api.native import SqliteStores
 from api.ringer import Ringer
 from config.settings import Settings
 from jobs.database import Database
-from jobs.job import Job, NewJob
+from jobs.job import Job, NewJob, TenantId
 from jobs.keys import KeyStore
-from jobs.store import JobStore
+from jobs.store import Backlog, JobStore, Running
 from jobs.targets import IpNetwork, check_url
 from jobs.workers import ServedModel, WorkerRegistry
 from storage import s3
@@ -30,8 +31,28 @@ BUSY_SECONDS: Final = 2.0
 class Jobs(Protocol):
     """What the API asks of the job table; see `jobs.store.JobStore`."""
 
-    def create(self, new: NewJob) -> Job:
-        """Store a job."""
+    def create(self, new: NewJob, *, max_queued: int | None = None) -> Job:
+        """Store a job, or raise `TooManyQueued`."""
+        ...
+
+    def retry(self, job_id: str, tenant_id: TenantId, *, queue: str, max_queued: int | None = None) -> Job:
+        """Store a new job that asks for the same."""
+        ...
+
+    def cancel(self, job_id: str, tenant_id: str) -> Job:
+        """End a job."""
+        ...
+
+    def ahead(self, job: Job) -> int:
+        """Return how much of its lane comes before a job."""
+        ...
+
+    def backlog(self) -> list[Backlog]:
+        """Return what is to be done."""
+        ...
+
+    def running(self) -> list[Running]:
+        """Return what is being done."""
         ...
 
     def get(self, job_id: str, tenant_id: str) -> Job:
@@ -48,6 +69,14 @@ class Workers(Protocol):
 
     def alive(self) -> dict[str, int]:
         """Return how many live workers serve each queue."""
+        ...
+
+    def rtf(self, queue: str) -> float | None:
+        """Return the measured speed of a queue's workers."""
+        ...
+
+    def sweeper(self) -> dict[str, float]:
+        """Return how long ago each task of the sweeper was done."""
         ...
 
 
@@ -67,6 +96,8 @@ class Services:
         checks: asked by `/readyz` beside the workers, by the name of the part; each raises when it is down.
         check_target: whether a webhook may go to a URL; raises `TargetRefused`.
         link_seconds: longest life of a link in a reply.
+        limits: how much may wait.
+        metrics_from: networks that may read the metrics.
     """
 
     jobs: Jobs
@@ -82,6 +113,8 @@ class Services:
     default_model: str
     max_input_chars: int
     link_seconds: int
+    limits: Limits
+    metrics_from: tuple[IpNetwork, ...]
 
 
 def build(settings: Settings) -> Services:
@@ -116,6 +149,12 @@ def build(settings: Settings) -> Services:
         default_model=settings.default_model,
         max_input_chars=settings.max_input_chars,
         link_seconds=settings.link_seconds,
+        limits=Limits(
+            max_queued=settings.max_queued,
+            max_wait_seconds=settings.max_wait_seconds,
+            tenant_max_queued=settings.tenant_max_queued,
+        ),
+        metrics_from=tuple(settings.metrics_allowed_cidrs),
     )
 
 

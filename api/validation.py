@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from flask import Request
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from api.bodies import pointer
+from api.bodies import pointer, read_json
 from api.problems import Fault, NoWorker, RequestRefused
-from api.schemas import DEFAULT_LIFE, FORMATS, JobRequest, VoiceRef
-from jobs.job import NewJob, TenantId
+from api.schemas import CLASSES, DEFAULT_LIFE, FORMATS, JobRequest, VoiceRef
+from jobs.job import JobClass, NewJob, TenantId
 from jobs.targets import TargetRefused, TargetUnresolved
 from jobs.workers import ServedModel
 from speech.text import prepare, speakable
@@ -20,6 +21,8 @@ from speech.text import prepare, speakable
 MOST_FAULTS: Final = 16
 #: Nearly every text says something within its first characters.
 _HEAD: Final = 1000
+
+_MEMBERS: Final = tuple(field.alias or name for name, field in JobRequest.model_fields.items())
 
 #: Checks that a webhook may go to a URL; raises TargetRefused.
 CheckTarget = Callable[[str], object]
@@ -102,7 +105,40 @@ def new_job(
         expires_in=DEFAULT_LIFE if request.expires_in is None else request.expires_in,
         metadata=request.metadata or {},
         webhook_url=request.webhook_url,
+        job_class=JobClass[(request.job_class or "normal").upper()],
+        deadline=request.deadline,
     )
+
+
+def served_model(name: str, models: Sequence[ServedModel]) -> ServedModel:
+    """Return a model that some worker serves or has served.
+
+    Raises:
+        NoWorker: nobody knows it any more.
+    """
+    served = _served(name, models)
+    if served is None:
+        raise NoWorker(name)
+    return served
+
+
+def read_no_members(request: Request) -> None:
+    """Return when there is no body, or one that says nothing: this route takes no members.
+
+    Raises:
+        RequestRefused: names every member.
+        Others, of `api.bodies.read_json`.
+    """
+    if not request.get_data():
+        return
+    body = read_json(request)
+    if not isinstance(body, dict):
+        raise RequestRefused([Fault(pointer="", code="wrong_type", detail="the body must be an object")])
+    faults = [
+        Fault(pointer=pointer(name), code="unknown_member", detail="this member is not known", allowed=())
+        for name in list(body)[:MOST_FAULTS]
+    ]
+    _refuse(faults)
 
 
 def _parsed(body: Any) -> JobRequest:
@@ -150,7 +186,11 @@ def _fault(item: ErrorDetails) -> Fault:
             pointer=pointer(*location),
             code="unknown_member",
             detail="this member is not known",
-            allowed=tuple(JobRequest.model_fields),
+            allowed=_MEMBERS,
+        )
+    if location[0] == "class":
+        return Fault(
+            pointer="/class", code="out_of_range", detail="this is no class of urgency", allowed=CLASSES
         )
     if location[0] == "response_format":
         return Fault(

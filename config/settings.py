@@ -101,6 +101,27 @@ class Settings(BaseSettings):
     max_input_chars: int = Field(
         default=200_000, ge=1, description="Longest `input` of a job, in Unicode code points."
     )
+    max_queued: int = Field(
+        default=10_000, ge=1, description="Jobs of one model that may wait or be worked on; more get 503."
+    )
+    max_wait_seconds: int = Field(
+        default=86_400,
+        ge=1,
+        description="Estimated seconds until a new job would be started beyond which it gets 503.",
+    )
+    tenant_max_queued: int = Field(
+        default=5_000, ge=1, description="Jobs of one tenant that may wait; more get 429."
+    )
+    tenant_max_running: int | None = Field(
+        default=None,
+        ge=1,
+        description="Jobs of one tenant that are worked on at once in one queue. Default: no limit.",
+    )
+    metrics_allowed_cidrs: Annotated[tuple[IpNetwork, ...], NoDecode] = Field(
+        default=(ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128")),
+        description="Networks, comma-separated, that may read `/metrics` without a key. "
+        "Requests that came through a proxy may not. Default: loopback.",
+    )
     webhook_allowed_cidrs: Annotated[tuple[IpNetwork, ...], NoDecode] = Field(
         default=(),
         description="Networks, comma-separated, that webhooks may reach although they are not public "
@@ -146,7 +167,7 @@ class Settings(BaseSettings):
         default="INFO", description="Level of the logs."
     )
 
-    @field_validator("webhook_allowed_cidrs", mode="before")
+    @field_validator("webhook_allowed_cidrs", "metrics_allowed_cidrs", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return (

@@ -8,7 +8,7 @@ oldest job. Every question walks an index, however many jobs wait.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sqlalchemy import Connection, RowMapping, text
@@ -59,6 +59,15 @@ _RUNNING = """
      WHERE h.queue = :queue AND h.tenant_id = lane.tenant_id AND h.holder IS NOT NULL AND h.visible_at > :now
        AND h.id <> :mine)
 """
+_ROOM = text(
+    """
+    SELECT count(*) FROM jobs AS h
+    WHERE h.queue = :queue AND h.tenant_id = :tenant AND h.holder IS NOT NULL AND h.visible_at > :now
+      AND h.id <> :mine
+    """
+)
+# Two workers must not both take a tenant's last place. Nobody waits for it while others may wait for him.
+_CLAIMS = text("SELECT pg_try_advisory_xact_lock(hashtextextended(:lane, 1))")
 _LANES = (
     _WALK
     + f"""
@@ -93,7 +102,7 @@ _FITS_LENGTH = "AND j.audio_ms <= :longest"
 _SHORT = (
     _WALK
     + f"""
-    SELECT short.id FROM (
+    SELECT job.id, job.tenant_id FROM (
         SELECT
             {_RUNNING} AS running,
             (SELECT j.id FROM jobs AS j
@@ -184,6 +193,8 @@ class Lanes:
             for count in (TRIED_LANES, _ALL_LANES):
                 tenants = connection.execute(lanes, asked | {"lanes": count}).scalars().all()
                 for tenant in tenants:
+                    if locking and not self._has_room(connection, asked | {"tenant": tenant}):
+                        continue
                     row = connection.execute(head, asked | {"tenant": tenant}).mappings().one_or_none()
                     if row is not None:
                         return row
@@ -218,8 +229,10 @@ class Lanes:
             "lanes": TRIED_LANES,
         }
         this = text(_THIS.format(locking=self._db.locking if locking else ""))
-        for short in connection.execute(text(_SHORT), asked).scalars().all():
-            row = connection.execute(this, asked | {"id": short}).mappings().one_or_none()
+        for short in connection.execute(text(_SHORT), asked).all():
+            if locking and not self._has_room(connection, asked | {"tenant": short.tenant_id}):
+                continue
+            row = connection.execute(this, asked | {"id": short.id}).mappings().one_or_none()
             if row is not None:
                 return row
         return None
@@ -239,9 +252,8 @@ class Lanes:
         return now if last is None else min(now, float(last) + 1e-6)
 
     def urgent(self, connection: Connection, queue: str, now: float) -> bool:
-        """Whether a live job is ready."""
-        asked = {"queue": queue, "now": now, "above": -1, "most": int(JobClass.LIVE)}
-        return connection.execute(_CLASS, asked).scalar_one_or_none() is not None
+        """Whether a live job is ready that could be taken."""
+        return self.best(connection, queue, now, most=JobClass.LIVE, locking=False) is not None
 
     def queues(self, connection: Connection, table: str) -> Sequence[str]:
         """Return the queues whose work any row of `table` asks for."""
@@ -251,3 +263,15 @@ class Lanes:
         """Return the jobs of a class that have waited so long in it that they are to be promoted."""
         asked = {"queue": queue, "class": int(job_class), "now": now, "seconds": AGEING_SECONDS}
         return connection.execute(text(_AGED), asked).scalars().all()
+
+    def _has_room(self, connection: Connection, asked: Mapping[str, Any]) -> bool:
+        """Whether the tenant may have one more job worked on, with its lane locked to tell; False where
+        another worker takes one of its jobs now.
+        """
+        if self._max_running == _ALL_LANES:
+            return True
+        if self._db.dialect == "postgresql":
+            lane = f"{asked['queue']} {asked['tenant']}"
+            if not connection.execute(_CLAIMS, {"lane": lane}).scalar_one():
+                return False
+        return int(connection.execute(_ROOM, asked).scalar_one()) < self._max_running

@@ -31,6 +31,7 @@ from jobs.events import ENDINGS, event_payload
 from jobs.job import (
     MOVES,
     PIPELINE_VERSION,
+    SYNTHESIZING,
     TERMINAL,
     Claim,
     Clip,
@@ -228,8 +229,10 @@ class JobStore:
             if ended is not None:
                 return ended
             # It ended between the two statements, or before.
-            status = connection.execute(select(jobs.c.status).where(jobs.c.id == row["id"])).scalar_one()
-            raise JobEnded(job_id, Status(status))
+            job = _job(self._owned(connection, job_id, tenant_id, columns=_JOB_COLUMNS))
+            if job.status is not Status.CANCELLED:
+                raise JobEnded(job_id, job.status)
+            return job
 
     def get(self, job_id: str, tenant_id: str) -> Job:
         """Return a tenant's job.
@@ -351,11 +354,15 @@ class JobStore:
                 tenant then.
 
         Returns:
-            The better job, or None: this one is still ours.
+            The better job, or None: this one is still ours, its lease renewed.
         """
         while True:
             with self._db.write() as connection:
                 now = self._db.now(connection)
+                # Ours first: no two workers come to wait for each other, and it is not ready itself.
+                leases.write(
+                    connection, jobs, claim.job.id, claim.job.epoch, {"visible_at": now + self._lease_seconds}
+                )
                 row = self._lanes.better(
                     connection, claim.job, now, left=left, turn_is_over=turn_is_over, locking=True
                 )
@@ -386,7 +393,7 @@ class JobStore:
         with self._db.write() as connection:
             now = self._db.now(connection)
             values = leases.released(visible_at=now + seconds) | self._with_error(
-                connection, claim.job.id, error
+                connection, claim.job.id, error, blamed=False
             )
             self._write(connection, claim, Move.LET_GO, values)
 
@@ -494,19 +501,21 @@ class JobStore:
             if row is None:
                 raise Fenced(claim.job.id)
             error = JobError(code="clip_lost", message="recorded audio was lost from the object store")
-            kept = self._with_error(connection, claim.job.id, error)
+            kept = self._with_error(connection, claim.job.id, error, blamed=False)
             if row.remade >= MAX_REMADE or row.synthesis_queue is None:
                 return self._failed(connection, claim, now, error, kept)
             numbers = [clip.seq for clip in lost]
             connection.execute(delete(clips).where(clips.c.job == claim.job.id, clips.c.seq.in_(numbers)))
+            left = connection.execute(select(clips).where(clips.c.job == claim.job.id)).mappings().all()
             values = leases.released(visible_at=now) | kept
             values |= {
                 "queue": row.synthesis_queue,
                 # It has waited its turn once.
                 "queued_at": jobs.c.created_at,
                 "characters_left": sum(clip.text_end - clip.text_start for clip in lost),
-                "audio_ms": jobs.c.audio_ms - sum(clip.milliseconds for clip in lost),
-                "chunks_done": jobs.c.chunks_done - len(lost),
+                # Workers of the release before did not add them up.
+                "audio_ms": sum(_clip(clip).milliseconds for clip in left),
+                "chunks_done": len(left),
                 "remade": jobs.c.remade + 1,
                 "version": jobs.c.version + 1,
             }
@@ -663,6 +672,7 @@ class JobStore:
                 select(jobs.c.id)
                 .where(jobs.c.status == Status.QUEUED.value, jobs.c.deadline <= now)
                 .limit(limit)
+                .with_for_update(skip_locked=True)
             ).scalars()
             return sum(
                 self._end(connection, JobId(job_id), now, Move.EXPIRE) is not None for job_id in due.all()
@@ -785,6 +795,9 @@ class JobStore:
             values["version"] = row["version"] + 1
         if row["started_at"] is None:
             values["started_at"] = now
+        if row["synthesis_queue"] is None and after == SYNTHESIZING:
+            # An older release stored it.
+            values["synthesis_queue"] = row["queue"]
         taken = (
             connection.execute(
                 update(jobs)
@@ -810,7 +823,7 @@ class JobStore:
             pipeline_version=row["pipeline_version"],
             recorded=tuple((span.text_start, span.text_end) for span in spans),
             next_seq=1 + max((span.seq for span in spans), default=-1),
-            synthesis_queue=row["synthesis_queue"],
+            synthesis_queue=values.get("synthesis_queue", row["synthesis_queue"]),
             errors=_codes(errors, last=failures),
             lease_seconds=self._lease_seconds,
         )
@@ -897,9 +910,11 @@ class JobStore:
                 )
             )
 
-    def _with_error(self, connection: Connection, job_id: JobId, error: JobError) -> dict[str, Any]:
+    def _with_error(
+        self, connection: Connection, job_id: JobId, error: JobError, *, blamed: bool = True
+    ) -> dict[str, Any]:
         stored = connection.execute(select(jobs.c.errors).where(jobs.c.id == job_id)).scalar_one_or_none()
-        return {"errors": _kept(stored or "[]", error)}
+        return {"errors": _kept(stored or "[]", error, blamed=blamed)}
 
     def _until(self, connection: Connection) -> float:
         return self._db.now(connection) + self._lease_seconds
@@ -930,9 +945,10 @@ def _target(move: Move) -> dict[str, Any]:
     return {"status": after.status.value, "stage": after.stage}
 
 
-def _kept(stored: str, error: JobError) -> str:
-    kept = [*json.loads(stored), _stored(error)][-KEPT_ERRORS:]
-    return json.dumps(kept, ensure_ascii=False)
+def _kept(stored: str, error: JobError, *, blamed: bool = True) -> str:
+    """Return the last errors, with one more that counts as a failure, or does not."""
+    told = _stored(error) if blamed else _stored(error) | {"blamed": False}
+    return json.dumps([*json.loads(stored), told][-KEPT_ERRORS:], ensure_ascii=False)
 
 
 def _last_words(error: JobError, errors: str, failures: int) -> JobError:
@@ -946,7 +962,7 @@ def _json(error: JobError) -> str:
 
 
 def _codes(stored: str, *, last: int) -> tuple[str, ...]:
-    codes = tuple(str(error["code"]) for error in json.loads(stored))
+    codes = tuple(str(error["code"]) for error in json.loads(stored) if error.get("blamed", True))
     return codes[-last:] if last else ()
 
 

@@ -9,7 +9,12 @@ from jobs.job import Job, JobError, Status, rfc3339
 
 
 def job_body(
-    job: Job, *, public_url: str, audio_url: str | None = None, audio_url_expires_at: datetime | None = None
+    job: Job,
+    *,
+    public_url: str,
+    audio_url: str | None = None,
+    audio_url_expires_at: datetime | None = None,
+    eta: datetime | None = None,
 ) -> dict[str, Any]:
     """Return the job object of the native API.
 
@@ -17,6 +22,7 @@ def job_body(
         public_url: URL of the API as clients see it, without a trailing slash.
         audio_url: a signed link to the audio; without one the result carries the stable `/audio` URL,
             which signs a fresh link at each call.
+        eta: when it is expected to be completed, where somebody knows.
     """
     self_url = f"{public_url}/v1/speech/jobs/{job.id}"
     return {
@@ -26,6 +32,7 @@ def job_body(
         "stage": job.stage.value if job.stage else None,
         "progress": job.progress,
         "chunks": {"total": job.chunks_total, "done": job.chunks_done},
+        "class": job.job_class.name.lower(),
         "model": job.model,
         "voice": job.voice,
         "language": job.language,
@@ -33,11 +40,14 @@ def job_body(
         "created_at": rfc3339(job.created_at),
         "started_at": _moment(job.started_at),
         "completed_at": _moment(job.completed_at),
+        "eta": _moment(eta),
+        "deadline": _moment(job.deadline),
         "expires_at": _moment(job.expires_at),
         "degraded": job.degraded,
         "warnings": [{"code": warning.code, "message": warning.message} for warning in job.warnings],
         "metadata": dict(job.metadata),
-        "urls": {"self": self_url, "audio": f"{self_url}/audio"},
+        "retry_of": job.retry_of,
+        "urls": {"self": self_url, "audio": f"{self_url}/audio", "cancel": f"{self_url}/cancel"},
         "error": _error(job.error),
         "result": _result(job, f"{self_url}/audio", audio_url, audio_url_expires_at),
         "version": job.version,

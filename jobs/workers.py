@@ -102,6 +102,23 @@ class WorkerRegistry:
             )
             return {row[0]: row[1] for row in rows}
 
+    def rtf(self, queue: str) -> float | None:
+        """Return the processing seconds per second of audio on a queue: the mean of its live workers, or of
+        all that are known where none is alive; None while nobody has measured it.
+        """
+        with self._db.read() as connection:
+            now = self._db.now(connection)
+            found = (
+                connection.execute(
+                    select(workers.c.rtf, workers.c.seen_at).where(
+                        workers.c.queue == queue, workers.c.rtf.is_not(None)
+                    )
+                )
+                .mappings()
+                .all()
+            )
+        return _mean([row for row in found if row["seen_at"] > now - ALIVE_SECONDS] or found, "rtf")
+
     def sweeper(self, *, queue: str = "sweeper") -> dict[str, float]:
         """Return for each task of the sweepers how many seconds ago one of them did it last."""
         ages: dict[str, float] = {}

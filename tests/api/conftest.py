@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,7 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
+from api.admission import Limits
 from api.app import create_app
 from api.names import Names
 from api.services import Services, target_check
@@ -163,6 +165,8 @@ def world(tmp_path: Path) -> Iterator[World]:
         default_model="tone",
         max_input_chars=2_000,
         link_seconds=3600,
+        limits=Limits(max_queued=1_000, max_wait_seconds=86_400, tenant_max_queued=500),
+        metrics_from=(ipaddress.ip_network("127.0.0.0/8"),),
     )
     made = World(
         services=services,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from actors.bell import BrokerUnavailable
-from api.readiness import Readiness
+from api.readiness import KEPT_SECONDS, Readiness
 from jobs.database import DatabaseUnavailable
 from storage.store import AccessDenied
 
@@ -14,7 +14,7 @@ from .conftest import TONE, World
 
 def _whole(world: World) -> None:
     world.workers.publish("m", queue="cpu.media")
-    world.workers.publish("s", queue="sweeper")
+    world.workers.publish("s", queue="sweeper", info={"last_run": {"top_up_bells": 2.0}})
 
 
 def test_a_whole_fleet_is_ready(world: World) -> None:
@@ -47,6 +47,22 @@ def test_every_part_that_is_missing_is_named_without_its_secrets(world: World) -
     assert "hush" not in reply.text
 
 
+def test_a_sweeper_that_hangs_is_none_and_the_last_run_is_told(world: World) -> None:
+    _whole(world)
+    told = world.client.get("/readyz").get_json()["checks"]["sweeper"]
+    assert told == {"ok": True, "detail": "last run 2 s ago", "required": True}
+
+    # It is there and tells of itself, but tops up no bells any more.
+    world.workers.publish("s", queue="sweeper", info={"last_run": {"top_up_bells": 61.0}})
+    time.sleep(KEPT_SECONDS)
+    reply = world.client.get("/readyz")
+
+    assert reply.status_code == 503
+    sweeper = reply.get_json()["checks"]["sweeper"]
+    assert (sweeper["ok"], sweeper["required"]) == (False, True)
+    assert sweeper["detail"].startswith("late: last run 6")
+
+
 def test_a_retired_model_does_not_spoil_readiness(world: World) -> None:
     _whole(world)
     world.workers.publish("old", queue="gpu.old", model="old", info=TONE)
@@ -69,6 +85,7 @@ def test_a_part_that_hangs_or_breaks_holds_up_nobody_for_long() -> None:
         checks={"a": hang, "b": hang, "c": break_},
         models=list,
         alive=dict,
+        sweeper=dict,
         default_model="tone",
         limit_seconds=0.1,
     )

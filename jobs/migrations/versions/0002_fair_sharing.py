@@ -36,6 +36,22 @@ def upgrade() -> None:
         WHERE queue IS NOT NULL AND (stage IS NULL OR stage = 'synthesizing')
         """
     )
+    op.execute(
+        """
+        UPDATE jobs SET
+            characters_left = CASE WHEN stage = 'synthesizing' AND characters_left > spoken.characters
+                THEN characters_left - spoken.characters ELSE 0 END,
+            audio_ms = spoken.audio_ms
+        FROM (
+            SELECT
+                job,
+                SUM(text_end - text_start) AS characters,
+                ROUND(SUM(samples * 1000.0 / sample_rate)) AS audio_ms
+            FROM clips GROUP BY job
+        ) AS spoken
+        WHERE spoken.job = jobs.id AND jobs.queue IS NOT NULL
+        """
+    )
     _index("jobs_left", ["queue", "class", "tenant_id", "characters_left"], ASKED)
     _index("jobs_waiting", ["tenant_id"], WAITING)
     _index("jobs_deadline", ["deadline"], MORTAL)

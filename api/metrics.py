@@ -1,0 +1,173 @@
+"""Prometheus metrics: what the fleet has to do, who does it, and how requests were answered."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+from flask import Request
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from api.admission import Admission
+from api.backlog import RecentBacklog
+from api.services import Workers
+from jobs.database import DatabaseUnavailable
+from jobs.targets import IpNetwork
+
+logger: Final = logging.getLogger("voxfleet.api")
+
+MEDIA_TYPE: Final = CONTENT_TYPE_LATEST
+#: Seconds; a 202 takes a few milliseconds, and a database that is away is waited for for two seconds.
+BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+#: Said by whatever stands between a client and us.
+_PROXIED: Final = ("Forwarded", "X-Forwarded-For", "X-Real-Ip", "Via")
+
+
+class Metrics:
+    """The metrics of one API process. Thread-safe."""
+
+    def __init__(self, backlog: RecentBacklog, workers: Workers, admission: Admission) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._requests = Counter(
+            "voxfleet_http_requests",
+            "Requests by route template, method and status.",
+            ("route", "method", "status"),
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            "voxfleet_http_request_seconds",
+            "From the arrival of a request to its answer.",
+            ("route", "method"),
+            buckets=BUCKETS,
+            registry=self._registry,
+        )
+        self._refused = Counter(
+            "voxfleet_refused_jobs",
+            "Jobs that were not taken, by the code of the answer.",
+            ("code",),
+            registry=self._registry,
+        )
+        self._registry.register(FleetCollector(backlog, workers, admission))
+
+    def answered(self, *, route: str, method: str, status: int, seconds: float) -> None:
+        """Count a request; `route` is a template, never what stood in its place."""
+        self._requests.labels(route, method, str(status)).inc()
+        self._seconds.labels(route, method).observe(seconds)
+
+    def refused(self, code: str) -> None:
+        """Count a job that was not taken."""
+        self._refused.labels(code).inc()
+
+    def text(self) -> bytes:
+        """Return everything in Prometheus's text format."""
+        return generate_latest(self._registry)
+
+
+class FleetCollector(Collector):
+    """What the tables say at the moment of the scrape; a part that cannot be asked is left out."""
+
+    def __init__(self, backlog: RecentBacklog, workers: Workers, admission: Admission) -> None:
+        self._backlog = backlog
+        self._workers = workers
+        self._admission = admission
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the gauges."""
+        up = GaugeMetricFamily("voxfleet_up", "Whether a part could be asked.", labels=("part",))
+        parts: tuple[tuple[str, Callable[[], Iterable[GaugeMetricFamily]]], ...] = (
+            ("backlog", self._queues),
+            ("workers", self._fleet),
+            ("sweeper", self._sweeper),
+        )
+        for part, ask in parts:
+            try:
+                yield from ask()
+            except DatabaseUnavailable as error:
+                logger.info("no metrics of %s: %s", part, error)
+                up.add_metric((part,), 0.0)
+            else:
+                up.add_metric((part,), 1.0)
+        yield up
+
+    def _queues(self) -> Iterable[GaugeMetricFamily]:
+        snapshot = self._backlog.snapshot()
+        labels = ("queue", "class")
+        jobs = GaugeMetricFamily("voxfleet_jobs", "Jobs that wait or are worked on.", labels=labels)
+        held = GaugeMetricFamily("voxfleet_jobs_in_hand", "Jobs that a worker holds.", labels=labels)
+        left = GaugeMetricFamily(
+            "voxfleet_characters_left", "Code points that are still to be spoken.", labels=labels
+        )
+        oldest = GaugeMetricFamily(
+            "voxfleet_oldest_job_seconds", "Age of the oldest job that has not ended.", labels=labels
+        )
+        waiting: Tally[tuple[str, str]] = Tally()
+        characters: Tally[tuple[str, str]] = Tally()
+        for queue, lanes in snapshot.lanes.items():
+            for lane in lanes:
+                place = (queue, lane.job_class.name.lower())
+                waiting[place] += lane.jobs
+                characters[place] += lane.characters
+        in_hand = Tally(
+            (queue, job.job_class.name.lower()) for queue, found in snapshot.in_hand.items() for job in found
+        )
+        for place, count in waiting.items():
+            jobs.add_metric(place, count)
+            left.add_metric(place, characters[place])
+            held.add_metric(place, in_hand[place])
+        for (queue, job_class), age in snapshot.ages.items():
+            oldest.add_metric((queue, job_class.name.lower()), age)
+        return jobs, held, left, oldest
+
+    def _fleet(self) -> Iterable[GaugeMetricFamily]:
+        alive = GaugeMetricFamily("voxfleet_workers", "Live workers of each queue.", labels=("queue",))
+        for queue, count in self._workers.alive().items():
+            alive.add_metric((queue,), count)
+        rtf = GaugeMetricFamily(
+            "voxfleet_rtf", "Processing seconds per second of audio, as measured.", labels=("model",)
+        )
+        pace = GaugeMetricFamily(
+            "voxfleet_seconds_per_character", "Processing seconds per code point.", labels=("model",)
+        )
+        wait = GaugeMetricFamily(
+            "voxfleet_wait_seconds",
+            "Estimated seconds until a short normal job of a new tenant would be begun.",
+            labels=("model",),
+        )
+        for served in self._workers.models():
+            for family, value in (
+                (rtf, served.rtf),
+                (pace, served.seconds_per_char),
+                (wait, self._admission.wait(served)),
+            ):
+                if value is not None:
+                    family.add_metric((served.model,), value)
+        return alive, rtf, pace, wait
+
+    def _sweeper(self) -> Iterable[GaugeMetricFamily]:
+        family = GaugeMetricFamily(
+            "voxfleet_sweeper_last_run_seconds",
+            "Seconds since a sweeper last did a task.",
+            labels=("task",),
+        )
+        for task, age in self._workers.sweeper().items():
+            family.add_metric((task,), age)
+        return (family,)
+
+
+def may_read(request: Request, allowed: Sequence[IpNetwork]) -> bool:
+    """Whether the metrics are for whoever sent `request`: a peer of an allowed network, without a proxy."""
+    if any(name in request.headers for name in _PROXIED):
+        return False
+    try:
+        peer = ipaddress.ip_address(request.remote_addr or "")
+    except ValueError:
+        return False
+    if isinstance(peer, ipaddress.IPv6Address) and peer.ipv4_mapped is not None:
+        peer = peer.ipv4_mapped
+    return any(peer in network for network in allowed)
