@@ -609,7 +609,8 @@ class JobStore:
             )
             rows = connection.execute(
                 select(objects.c.key, objects.c.owner)
-                .where(objects.c.state == "deleting", objects.c.delete_after <= now)
+                # Sweepers of the release before gave orphans no time.
+                .where(objects.c.state == "deleting", func.coalesce(objects.c.delete_after, 0.0) <= now)
                 .limit(limit)
             )
             return [StoredKey(key=row.key, owner=JobId(row.owner)) for row in rows]
@@ -696,6 +697,7 @@ class JobStore:
                                 {
                                     "class": int(job_class) - 1,
                                     "aged_from": func.coalesce(jobs.c.aged_from, jobs.c["class"]),
+                                    "version": jobs.c.version + 1,
                                 }
                             )
                         ).rowcount

@@ -15,7 +15,8 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Final
 
 from speech import wire
@@ -105,12 +106,20 @@ def _load(name: str, reader: FrameReader, answers: int) -> Engine | None:
 
 
 def _serve(engine: Engine, reader: FrameReader, answers: int) -> int:
+    number = 0
     try:
         while True:
             frame = reader.read()
+            if frame is not None and frame.kind is Kind.CANCEL:
+                # It crossed the end of its request.
+                continue
             if frame is None or frame.kind is not Kind.REQUEST:
                 return 1
-            problem, fatal = _answer(engine, SynthesisRequest.from_json(frame.payload), answers)
+            number += 1
+            request = SynthesisRequest.from_json(frame.payload)
+            problem, fatal = _answer(
+                engine, request, answers, is_cancelled=partial(_is_cancelled, reader, number)
+            )
             # Out here the traceback, which holds the engine's frames and their tensors, is gone.
             if problem is not None:
                 gc.collect()
@@ -121,13 +130,29 @@ def _serve(engine: Engine, reader: FrameReader, answers: int) -> int:
         engine.close()
 
 
-def _answer(engine: Engine, request: SynthesisRequest, answers: int) -> tuple[EngineError | None, bool]:
+def _is_cancelled(reader: FrameReader, number: int) -> bool:
+    """Whether the request in hand is not wanted any more; never waits."""
+    frame = reader.read(timeout=0)
+    return frame is not None and wire.cancels(frame, number)
+
+
+def _answer(
+    engine: Engine, request: SynthesisRequest, answers: int, *, is_cancelled: Callable[[], bool]
+) -> tuple[EngineError | None, bool]:
     """Send the audio of one request; return what went wrong, and whether the process must end for it."""
     try:
         check_request(request, engine.info)
-        for samples in engine.synthesize(request):
-            for frame in wire.pcm(samples):
-                wire.write(answers, frame)
+        pieces = engine.synthesize(request)
+        try:
+            for samples in pieces:
+                for frame in wire.pcm(samples):
+                    wire.write(answers, frame)
+                if is_cancelled():
+                    break
+        finally:
+            # What a generator holds is given back now, on this thread, and not when it is collected.
+            if isinstance(pieces, Generator):
+                pieces.close()
     except WireClosed:
         raise
     except EngineError as error:

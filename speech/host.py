@@ -31,8 +31,10 @@ from speech.wire import Frame, FrameReader, Kind, WireClosed, WireCorrupt
 
 #: How often a wait looks at `stop` and `close`.
 LOOK_SECONDS: Final = 0.05
-#: How long a call that nobody wants may still run before its child is killed: a kill costs a load.
+#: How long a call that nobody wants may still run, at least, before its child is killed.
 GRACE_SECONDS: Final = 1.0
+#: And at most, where a load takes as long: a leaving worker has ten seconds left when it breaks work off.
+PATIENCE_SECONDS: Final = 8.0
 BACKOFF_SECONDS: Final = 0.5
 BACKOFF_LIMIT_SECONDS: Final = 30.0
 #: Longest line of the child's output that is logged whole, in bytes.
@@ -86,6 +88,8 @@ class EngineHost:
         self._info: EngineInfo | None = None
         self._failures = 0
         self._not_before = 0.0
+        self._load_took = 0.0
+        self._looked_at = 0.0
         self._closed = threading.Event()
         self._spawner: _Spawner | None = None
 
@@ -135,6 +139,8 @@ class EngineHost:
         """Yield the audio of one call as it comes.
 
         To leave early, close the iterator or let `stop` return True; either way the next call starts clean.
+        The engine is asked to stop at its next piece of audio, and killed only where it takes longer to get
+        there than it would to load anew.
 
         Raises:
             EngineError: what the engine raised; `EngineTimedOut` after `chunk_seconds`; `EngineDied`.
@@ -222,6 +228,7 @@ class EngineHost:
     def _load(self, stop: Callable[[], bool]) -> _Child:
         if self._spawner is None:
             self._spawner = _Spawner()
+        begun = time.monotonic()
         child = self._spawner.spawn(self._engine, nice=self._nice, environ=self._environ)
         self._child = child
         loaded = False
@@ -235,6 +242,7 @@ class EngineHost:
             if frame.kind is Kind.ERROR:
                 raise wire.error(frame)
             self._info = EngineInfo.from_json(frame.payload)
+            self._load_took = time.monotonic() - begun
             loaded = True
         except (WireClosed, WireCorrupt, TimeoutError) as error:
             self._look(_never)
@@ -249,6 +257,7 @@ class EngineHost:
     ) -> Iterator[Samples]:
         left = [self._chunk_seconds]
         try:
+            child.requests += 1
             child.send(Frame(Kind.REQUEST, request.to_json().encode()), timeout=self._chunk_seconds)
             while (frame := self._wait(child, left, stop)) is not None:
                 if frame.kind is Kind.DONE:
@@ -271,24 +280,30 @@ class EngineHost:
         """Return the next frame, or None once `left[0]` seconds of waiting are used up."""
         while left[0] > 0:
             before = time.monotonic()
+            # Also while frames come thick and fast. Never between a frame and its return: one that says that
+            # the call is over would be waited for in vain.
+            if before - self._looked_at >= LOOK_SECONDS:
+                self._looked_at = before
+                self._look(stop)
             frame = child.reader.read(min(LOOK_SECONDS, left[0]))
             left[0] -= time.monotonic() - before
             if frame is not None:
                 return frame
-            self._look(stop)
         return None
 
     def _settle(self, child: _Child) -> None:
         """Make sure that nothing of an abandoned call reaches the next one."""
         if self._child is not child:
             return
-        end = time.monotonic() + GRACE_SECONDS
+        patience = min(max(GRACE_SECONDS, min(self._load_took, PATIENCE_SECONDS)), self._chunk_seconds)
+        end = time.monotonic() + patience
         try:
+            child.send(wire.cancel(child.requests), timeout=GRACE_SECONDS)
             while not self._closed.is_set() and (left := end - time.monotonic()) > 0:
                 frame = child.reader.read(min(LOOK_SECONDS, left))
                 if frame is not None and frame.kind in (Kind.DONE, Kind.ERROR):
                     return
-        except (WireClosed, WireCorrupt):
+        except (WireClosed, WireCorrupt, TimeoutError):
             log.debug("engine %s ended in an abandoned call", self._engine)
         self._retire(child)
 
@@ -347,6 +362,8 @@ class _Child:
             os.close(answer_in)
         os.set_blocking(self._requests, False)
         self.reader = FrameReader(answers)
+        #: Requests sent so far; the last one's number.
+        self.requests = 0
         self._retired = False
         self._listener = threading.Thread(
             target=_listen, args=(self.process, engine), name=f"{engine}-output", daemon=True

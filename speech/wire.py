@@ -3,7 +3,8 @@
 A frame is one byte of kind, four bytes of payload length (big endian), and the payload: JSON, except
 `PCM`, which is float32 little endian. The worker sends `OPTIONS` once, then one `REQUEST` at a time; the
 child answers `OPTIONS` with `READY` or `ERROR`, and a request with any number of `PCM`, then `DONE` or
-`ERROR`.
+`ERROR`. `CANCEL` names a request by its number, the first being 1: the child ends that one at the next border
+between two pieces, with `DONE`, and takes no notice of one that is over.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Kind(Enum):
 
     OPTIONS = b"O"
     REQUEST = b"Q"
+    CANCEL = b"C"
     READY = b"R"
     PCM = b"P"
     DONE = b"D"
@@ -146,6 +148,16 @@ def samples(frame: Frame) -> Samples:
     if len(frame.payload) % 4:
         raise WireCorrupt(f"{len(frame.payload)} bytes are no float32 samples")
     return np.frombuffer(frame.payload, dtype="<f4").astype(np.float32)
+
+
+def cancel(number: int) -> Frame:
+    """Return the frame that cancels the `number`-th request of a child."""
+    return Frame(Kind.CANCEL, str(number).encode())
+
+
+def cancels(frame: Frame, number: int) -> bool:
+    """Whether a frame cancels the `number`-th request."""
+    return frame.kind is Kind.CANCEL and frame.payload == str(number).encode()
 
 
 def failure(error: EngineError) -> Frame:

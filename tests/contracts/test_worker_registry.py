@@ -98,3 +98,92 @@ def test_long_gone_workers_are_forgotten_but_no_model_is(
 
     assert {row["id"] for row in rows(database, "workers")} == {"t3", "h1"}
     assert [model.model for model in workers.models()] == ["hibari", "tone"]
+
+
+# --- how fast --------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_as_fast_as_its_live_workers_on_average(workers: WorkerRegistry, clock: Clock) -> None:
+    workers.publish("gone", queue="cpu.tone", model="tone", rtf=9.0, seconds_per_char=9.0)
+    clock.advance(ALIVE_SECONDS)
+    workers.publish("w1", queue="cpu.tone", model="tone", rtf=0.2, seconds_per_char=0.02)
+    workers.publish("w2", queue="cpu.tone", model="tone", rtf=0.4, seconds_per_char=0.04)
+    workers.publish("new", queue="cpu.tone", model="tone")
+
+    (served,) = workers.models()
+
+    assert served.workers == 3
+    assert served.rtf == pytest.approx(0.3)
+    assert served.seconds_per_char == pytest.approx(0.03)
+
+
+def test_a_model_without_a_live_worker_is_as_fast_as_it_was(workers: WorkerRegistry, clock: Clock) -> None:
+    workers.publish("w1", queue="cpu.tone", model="tone", rtf=0.2, seconds_per_char=0.02)
+    clock.advance(ALIVE_SECONDS)
+
+    (served,) = workers.models()
+
+    assert (served.alive, served.workers, served.rtf, served.seconds_per_char) == (False, 0, 0.2, 0.02)
+
+
+def test_nobody_knows_how_fast_a_model_is_that_has_spoken_nothing(workers: WorkerRegistry) -> None:
+    workers.publish("w1", queue="cpu.tone", model="tone")
+
+    (served,) = workers.models()
+
+    assert (served.rtf, served.seconds_per_char) == (None, None)
+
+
+def test_a_known_speed_stays_until_another_is_measured(workers: WorkerRegistry) -> None:
+    workers.publish("w1", queue="cpu.tone", model="tone", rtf=0.2, seconds_per_char=0.02)
+    workers.publish("w1", queue="cpu.tone", model="tone")
+    (served,) = workers.models()
+    assert (served.rtf, served.seconds_per_char) == (0.2, 0.02)
+
+    workers.publish("w1", queue="cpu.tone", model="tone", rtf=0.1, seconds_per_char=0.01)
+
+    (served,) = workers.models()
+    assert (served.rtf, served.seconds_per_char) == (0.1, 0.01)
+
+
+def test_workers_on_a_queue_that_the_model_has_left_do_not_count(
+    workers: WorkerRegistry, clock: Clock
+) -> None:
+    workers.publish("old", queue="cpu.tone", model="tone", rtf=2.0)
+    clock.advance(1)
+    workers.publish("new", queue="gpu.tone", model="tone", rtf=0.1)
+
+    (served,) = workers.models()
+
+    assert (served.queue, served.workers, served.rtf) == ("gpu.tone", 1, 0.1)
+
+
+def test_a_queue_is_as_fast_as_whoever_works_on_it(workers: WorkerRegistry, clock: Clock) -> None:
+    assert workers.rtf("cpu.media") is None
+    workers.publish("m1", queue="cpu.media", rtf=0.1)
+    workers.publish("t1", queue="cpu.tone", model="tone", rtf=9.0)
+    clock.advance(ALIVE_SECONDS)
+    assert workers.rtf("cpu.media") == pytest.approx(0.1)
+
+    workers.publish("m2", queue="cpu.media", rtf=0.3)
+    workers.publish("m3", queue="cpu.media")
+
+    assert workers.rtf("cpu.media") == pytest.approx(0.3)
+
+
+# --- sweepers --------------------------------------------------------------------------------------------
+
+
+def test_what_the_sweepers_did_last_is_as_old_as_they_said_and_as_that_is(
+    workers: WorkerRegistry, clock: Clock
+) -> None:
+    assert workers.sweeper() == {}
+    workers.publish("s1", queue="sweeper", info={"last_run": {"bells": 0.5, "heavy": 100.0}})
+    clock.advance(3)
+    workers.publish("s2", queue="sweeper", info={"last_run": {"bells": 2.0, "expiry": 0.0}})
+    workers.publish("s3", queue="sweeper")
+    workers.publish("w1", queue="cpu.tone", model="tone", info={"last_run": {"bells": 0.0}})
+    clock.advance(1)
+
+    # Of several sweepers, the one that did it last.
+    assert workers.sweeper() == pytest.approx({"bells": 3.0, "heavy": 104.0, "expiry": 1.0})

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import psycopg
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import Connection, create_engine, text
 
 from jobs import migrate
 from jobs.database import Database
@@ -40,13 +40,18 @@ class Clock:
 def rows(database: Database, table: str) -> list[dict[str, Any]]:
     """Return what a table holds, in an order that is always the same."""
     with database.read() as connection:
-        found = connection.execute(text(f"SELECT * FROM {table}")).mappings()  # noqa: S608 - our own names
-        return sorted((dict(row) for row in found), key=repr)
+        return _rows(connection, table)
 
 
 def everything(database: Database) -> dict[str, list[dict[str, Any]]]:
     """Return what all tables hold."""
-    return {table: rows(database, table) for table in TABLES}
+    with database.read() as connection:
+        return {table: _rows(connection, table) for table in TABLES}
+
+
+def _rows(connection: Connection, table: str) -> list[dict[str, Any]]:
+    found = connection.execute(text(f"SELECT * FROM {table}")).mappings()  # noqa: S608 - our own names
+    return sorted((dict(row) for row in found), key=repr)
 
 
 def execute(database: Database, statement: str, **values: Any) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
 from sqlalchemy import Connection, Engine, event, insert, text
 
 from jobs.database import Database
+from jobs.job import NewJob
 from jobs.store import JobStore
 from jobs.tables import jobs
 
@@ -47,17 +49,17 @@ def _fill(database: Database) -> None:
         connection.execute(text("ANALYZE"))
 
 
-def _asked(store: JobStore) -> list[tuple[str, Any]]:
-    """Return the questions that one claim asks of the jobs table."""
+def _asked(do: Callable[[], object]) -> list[tuple[str, Any]]:
+    """Return the questions that a method asks of the jobs table."""
     statements: list[tuple[str, Any]] = []
 
     def listen(_c: Connection, _cursor: object, statement: str, parameters: Any, *_rest: object) -> None:
-        if "visible_at <=" in statement and "jobs" in statement:
+        if "SELECT" in statement and "jobs" in statement and not statement.startswith("UPDATE"):
             statements.append((statement, parameters))
 
     event.listen(Engine, "before_cursor_execute", listen)
     try:
-        assert store.claim("cpu.tone", holder="worker") is not None
+        do()
     finally:
         event.remove(Engine, "before_cursor_execute", listen)
     return statements
@@ -75,14 +77,13 @@ def test_a_claim_walks_the_index_of_ready_jobs(database: Database) -> None:
     store = JobStore(database, public_url="https://speech.example")
     _fill(database)
 
-    statements = _asked(store)
+    statements = _asked(lambda: store.claim("cpu.tone", holder="worker"))
 
-    assert len(statements) == 3  # class, lanes, head
+    # Class, lanes, head; and the clips of the one that was taken.
+    assert len(statements) == 3
     for statement, parameters in statements:
-        plan = _plan(database, statement, parameters)
-        assert "jobs_ready" in plan, plan
-        for whole in ("Seq Scan on jobs", "SCAN jobs", "SCAN j\n", "SCAN h\n"):
-            assert whole not in plan, plan
+        _check_walk(_plan(database, statement, parameters))
+    assert "jobs_ready" in _plan(database, *statements[1])
     head = _plan(database, *statements[-1])
     assert "Sort" not in head, head
     assert "TEMP B-TREE" not in head, head
@@ -92,6 +93,50 @@ def test_a_claim_walks_the_index_of_ready_jobs(database: Database) -> None:
         assert store.claim("cpu.tone", holder=f"worker-{number}") is not None
     mean = (time.perf_counter() - begun) / CLAIMS
     print(f"{database.dialect}: {mean * 1000:.1f} ms a claim, {JOBS} ready jobs of {TENANTS} tenants")  # noqa: T201
+
+
+def _check_walk(plan: str) -> None:
+    assert "jobs_" in plan, plan
+    for whole in ("Seq Scan on jobs", "SCAN jobs", "SCAN j\n", "SCAN h\n", "SCAN other\n", "SCAN job\n"):
+        assert whole not in f"{plan}\n".replace("SCAN jobs USING", ""), plan
+
+
+@pytest.mark.slow
+def test_every_other_question_walks_an_index_too(database: Database) -> None:
+    store = JobStore(database, public_url="https://speech.example")
+    _fill(database)
+    claim = store.claim("cpu.tone", holder="worker")
+    assert claim is not None
+    last = store.get(f"job_{JOBS - 1:08}", f"ten_{(JOBS - 1) % TENANTS:04}")
+    request = NewJob(
+        tenant_id=last.tenant_id,
+        input="Hello",
+        model="tone",
+        queue="cpu.tone",
+        voice="sine",
+        language="en",
+        response_format="mp3",
+        seed=1,
+        expires_in=60,
+    )
+    asked = {
+        "better": lambda: store.better(claim, left=100, turn_is_over=False),
+        "swap": lambda: store.swap(claim, holder="worker", left=100, turn_is_over=True),
+        "urgent": lambda: store.urgent("cpu.tone"),
+        "short": lambda: store.claim("cpu.tone", holder="worker", longest_ms=0),
+        "ahead": lambda: store.ahead(last),
+        "running": store.running,
+        "expire": lambda: store.expire(limit=10),
+        "promote": store.promote,
+        "create": lambda: store.create(request, max_queued=200),
+        "staged": lambda: store.staged_leftovers(limit=10),
+    }
+
+    for name, do in asked.items():
+        statements = _asked(do)
+        assert statements, name
+        for statement, parameters in statements:
+            _check_walk(_plan(database, statement, parameters))
 
 
 @pytest.mark.slow

@@ -9,9 +9,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from jobs.events import COMPLETED, FAILED, SCHEDULE, decode_secret, event_payload, new_secret, signed_headers
+from jobs.events import ENDINGS, SCHEDULE, decode_secret, event_payload, new_secret, signed_headers
+from jobs.job import Job, Status
 
-from .test_job import completed_job, failed_job
+from .test_job import CREATED, a_job, completed_job, failed_job
 
 AT = datetime(2026, 12, 1, 3, 20, 25, 123_000, UTC)
 BODIES = {
@@ -97,10 +98,14 @@ def test_another_secret_is_refused(secret: str) -> None:
         decode_secret(secret)
 
 
+def _payload(job: Job) -> str:
+    return event_payload("evt_1", ENDINGS[job.status], job, at=AT, public_url="https://speech.example")
+
+
 def test_a_completed_jobs_event_holds_the_job_and_no_signed_link() -> None:
     job = completed_job(metadata={"title": "안녕 🎧 / é"})
 
-    payload = event_payload("evt_1", COMPLETED, job, at=AT, public_url="https://speech.example")
+    payload = _payload(job)
 
     body = json.loads(payload)
     assert list(body) == ["id", "object", "type", "timestamp", "data"]
@@ -116,12 +121,23 @@ def test_a_completed_jobs_event_holds_the_job_and_no_signed_link() -> None:
 
 
 def test_a_failed_jobs_event_says_why() -> None:
-    payload = event_payload("evt_1", FAILED, failed_job(), at=AT, public_url="https://speech.example")
+    body = json.loads(_payload(failed_job()))
 
-    body = json.loads(payload)
     assert body["type"] == "speech.job.failed"
     assert body["data"]["error"]["code"] == "engine_failed"
     assert body["data"]["result"] is None
+
+
+@pytest.mark.parametrize("status", [Status.CANCELLED, Status.EXPIRED])
+def test_a_job_that_nobody_wants_any_more_says_so(status: Status) -> None:
+    body = json.loads(_payload(a_job(status=status, queue=None, completed_at=CREATED)))
+
+    assert body["type"] == f"speech.job.{status.value}"
+    assert (body["data"]["status"], body["data"]["error"], body["data"]["result"]) == (
+        status.value,
+        None,
+        None,
+    )
 
 
 def test_there_are_five_attempts_within_three_hours_and_the_first_is_made_at_once() -> None:

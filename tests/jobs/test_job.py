@@ -11,17 +11,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jobs.events import ENDINGS
 from jobs.job import (
+    COMPLETED,
+    ENCODING,
+    EXPIRED,
+    FAILED,
+    MOVES,
+    QUEUED,
+    STATES,
+    SYNTHESIZING,
     TERMINAL,
-    TRANSITIONS,
+    UPLOADING,
+    Clip,
     Job,
     JobClass,
+    JobEnded,
     JobError,
     JobId,
+    Move,
     PublishedAudio,
     Stage,
+    State,
     Status,
     TenantId,
+    TooManyQueued,
     new_id,
     rfc3339,
 )
@@ -50,15 +64,21 @@ def a_job(**changes: Any) -> Job:
         stage=None,
         model="tone",
         queue="cpu.tone",
+        held=False,
+        queued_at=CREATED,
         voice="sine",
         language="en",
         response_format="mp3",
         characters=5,
+        characters_left=5,
+        audio_ms=0,
         chunks_total=None,
         chunks_done=0,
         created_at=CREATED,
         started_at=None,
         completed_at=None,
+        deadline=None,
+        retry_of=None,
         expires_at=None,
         expires_in=86_400,
         degraded=False,
@@ -79,6 +99,8 @@ def completed_job(**changes: Any) -> Job:
         a_job(
             status=Status.COMPLETED,
             queue=None,
+            characters_left=0,
+            audio_ms=1_000,
             chunks_total=2,
             chunks_done=2,
             started_at=CREATED + timedelta(seconds=1),
@@ -97,24 +119,83 @@ def failed_job(**changes: Any) -> Job:
     return replace(a_job(status=Status.FAILED, queue=None, error=error, completed_at=CREATED), **changes)
 
 
-def test_terminal_states_are_those_that_nothing_follows() -> None:
+def test_terminal_states_are_those_that_no_move_leaves() -> None:
     assert {Status.COMPLETED, Status.FAILED, Status.CANCELLED, Status.EXPIRED} == TERMINAL
-    assert all(not TRANSITIONS[status] for status in TERMINAL)
+    left = {state for steps in MOVES.values() for state in steps}
+    assert left == {state for state in STATES if state.status not in TERMINAL}
 
 
-def test_every_status_stands_in_the_table_and_can_be_reached() -> None:
-    reached = {Status.QUEUED}
-    while more := {after for status in reached for after in TRANSITIONS[status]} - reached:
+def test_every_state_stands_in_the_table_and_can_be_reached() -> None:
+    reached = {QUEUED}
+    while more := {steps[state] for state in reached for steps in MOVES.values() if state in steps} - reached:
         reached |= more
 
-    assert set(TRANSITIONS) == reached == set(Status)
+    assert reached == set(STATES)
+    assert {state.status for state in STATES} == set(Status)
+    assert {state.stage for state in STATES} == {None, *Stage}
+    assert set(MOVES) == set(Move)
 
 
-def test_only_a_job_that_was_worked_on_completes_and_only_one_that_was_not_expires() -> None:
-    assert {status for status, after in TRANSITIONS.items() if Status.COMPLETED in after} == {
-        Status.IN_PROGRESS
-    }
-    assert {status for status, after in TRANSITIONS.items() if Status.EXPIRED in after} == {Status.QUEUED}
+def test_a_job_can_end_from_everywhere() -> None:
+    for state in STATES:
+        if state.status not in TERMINAL:
+            assert state in MOVES[Move.CANCEL]
+            assert any(after == COMPLETED for after in _onwards(state))
+
+
+def _onwards(state: State) -> set[State]:
+    reached = {state}
+    while more := {steps[at] for at in reached for steps in MOVES.values() if at in steps} - reached:
+        reached |= more
+    return reached
+
+
+def test_only_an_upload_completes_and_only_a_job_that_was_not_begun_expires() -> None:
+    assert _sources(COMPLETED) == {UPLOADING}
+    assert _sources(EXPIRED) == {QUEUED}
+    # Nobody has looked at it yet, so nobody can say that it cannot be spoken.
+    assert _sources(FAILED) == {SYNTHESIZING, ENCODING, UPLOADING}
+
+
+def _sources(after: State) -> set[State]:
+    return {before for steps in MOVES.values() for before, to in steps.items() if to == after}
+
+
+def test_a_move_that_changes_the_state_leads_to_one_state_alone() -> None:
+    # The store writes it without a look at where the row stands.
+    for move, steps in MOVES.items():
+        unchanged = all(before == after for before, after in steps.items())
+        assert move is Move.CLAIM or unchanged or len(set(steps.values())) == 1, move
+
+
+def test_every_end_has_its_event() -> None:
+    assert set(ENDINGS) == TERMINAL
+
+
+def test_refusals_say_why() -> None:
+    assert str(JobEnded("job_1", Status.COMPLETED)) == "job_1 is completed"
+    assert JobEnded("job_1", Status.COMPLETED).status is Status.COMPLETED
+    assert str(TooManyQueued(3)) == "3 jobs are waiting already"
+    assert TooManyQueued(3).limit == 3
+
+
+@given(samples=st.integers(0, 10**9), rate=st.sampled_from([8_000, 16_000, 22_050, 24_000, 44_100, 48_000]))
+def test_a_clip_is_as_long_as_its_samples(samples: int, rate: int) -> None:
+    clip = Clip(
+        seq=0,
+        text_start=0,
+        text_end=1,
+        pause_ms=0,
+        epoch=1,
+        key="staged/x",
+        sha256="ab" * 32,
+        samples=samples,
+        sample_rate=rate,
+        seed=1,
+        engine_revision="tone-1",
+    )
+
+    assert abs(clip.milliseconds - samples / rate * 1000) <= 0.5
 
 
 def test_a_job_is_a_value() -> None:

@@ -46,7 +46,7 @@ def upgrade() -> None:
             SELECT
                 job,
                 SUM(text_end - text_start) AS characters,
-                ROUND(SUM(samples * 1000.0 / sample_rate)) AS audio_ms
+                SUM(ROUND(samples * 1000.0 / sample_rate)) AS audio_ms
             FROM clips GROUP BY job
         ) AS spoken
         WHERE spoken.job = jobs.id AND jobs.queue IS NOT NULL
