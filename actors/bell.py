@@ -6,13 +6,18 @@ lost, doubled or late without harm, and this module knows no actor code: the API
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import ClassVar, Final, Protocol
 
 import dramatiq
 import redis
 from dramatiq.brokers.redis import RedisBroker
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+
+from config.settings import SettingsError
 
 NAMESPACE: Final = "voxfleet"
 MEDIA_QUEUE: Final = "cpu.media"
@@ -62,8 +67,25 @@ class Bell(Protocol):
         ...
 
 
-def connect(url: str) -> RedisBroker:
-    """Return a broker for `url` that fails within 2 s instead of sending twice.
+def connect(url: str) -> dramatiq.Broker:
+    """Return a broker for `url` that fails within 2 s instead of hanging; nothing is connected yet.
+
+    Raises:
+        SettingsError: the URL cannot be read, or what it asks for is not installed. The URL stays out of
+            the message: it may hold a password.
+    """
+    open_broker = _rabbitmq().connect if url.startswith(("amqp://", "amqps://")) else _connect_redis
+    try:
+        broker: dramatiq.Broker = open_broker(url)
+    except ValueError:
+        raise SettingsError(
+            "VOXFLEET_BROKER_URL cannot be read; special characters in a password are written as %XX"
+        ) from None
+    return broker
+
+
+def _connect_redis(url: str) -> RedisBroker:
+    """Return a broker that sends nothing twice.
 
     redis-py 8 retries ten times by default, which pushed the same message twice when an answer was lost;
     `RedisBroker(url=..., socket_timeout=...)` silently drops the options: so the pool is built here.
@@ -81,32 +103,86 @@ def connect(url: str) -> RedisBroker:
     )
 
 
-class BrokerBell:
-    """Bells through Dramatiq's Redis broker. Thread-safe."""
+def _rabbitmq() -> ModuleType:
+    try:
+        from actors import rabbitmq  # noqa: PLC0415 - pika is an extra
+    except ModuleNotFoundError as error:
+        if error.name != "pika":
+            raise
+        raise SettingsError(
+            "VOXFLEET_BROKER_URL asks for RabbitMQ, and pika is not installed: "
+            "pip install 'voxfleet[rabbitmq]'"
+        ) from error
+    return rabbitmq
+
+
+class Line(Protocol):
+    """How one kind of broker is spoken to. Thread-safe.
+
+    Attributes:
+        errors: what its methods raise, within seconds, when the broker is away or silent.
+    """
+
+    errors: ClassVar[tuple[type[Exception], ...]]
+
+    def send(self, message: dramatiq.Message[None]) -> None:
+        """Send one message."""
+        ...
+
+    def waiting(self, queue: str) -> int:
+        """Return how many messages of `queue` no worker has taken yet."""
+        ...
+
+    def check(self) -> None:
+        """Return when the broker answers."""
+        ...
+
+
+class _RedisLine:
+    errors: ClassVar[tuple[type[Exception], ...]] = (redis.RedisError, dramatiq.BrokerConnectionError)
 
     def __init__(self, broker: RedisBroker) -> None:
         self._broker = broker
 
-    def ring(self, queue: str, *, times: int = 1) -> None:
-        self._broker.declare_queue(queue)
-        message: dramatiq.Message[None]
-        for _ in range(times):
-            message = dramatiq.Message(
-                queue_name=queue, actor_name=actor_of(queue), args=(), kwargs={}, options={}
-            )
-            try:
-                self._broker.enqueue(message)
-            except (redis.RedisError, dramatiq.BrokerConnectionError) as error:
-                raise BrokerUnavailable(f"cannot ring {queue}: {error}") from error
+    def send(self, message: dramatiq.Message[None]) -> None:
+        self._broker.declare_queue(message.queue_name)
+        self._broker.enqueue(message)
 
     def waiting(self, queue: str) -> int:
-        try:
-            return int(self._broker.client.llen(f"{NAMESPACE}:{queue}"))
-        except redis.RedisError as error:
-            raise BrokerUnavailable(f"cannot count the bells of {queue}: {error}") from error
+        return int(self._broker.client.llen(f"{NAMESPACE}:{queue}"))
 
     def check(self) -> None:
+        self._broker.client.ping()
+
+
+class BrokerBell:
+    """Bells through a broker of `connect`. Thread-safe."""
+
+    def __init__(self, broker: dramatiq.Broker) -> None:
+        self._line: Line = (
+            _RedisLine(broker) if isinstance(broker, RedisBroker) else _rabbitmq().RabbitmqLine(broker)
+        )
+
+    def ring(self, queue: str, *, times: int = 1) -> None:
+        for _ in range(times):
+            message: dramatiq.Message[None] = dramatiq.Message(
+                queue_name=queue, actor_name=actor_of(queue), args=(), kwargs={}, options={}
+            )
+            with self._reached(f"cannot ring {queue}: "):
+                self._line.send(message)
+
+    def waiting(self, queue: str) -> int:
+        with self._reached(f"cannot count the bells of {queue}: "):
+            return self._line.waiting(queue)
+
+    def check(self) -> None:
+        with self._reached():
+            self._line.check()
+
+    @contextmanager
+    def _reached(self, failure: str = "") -> Iterator[None]:
         try:
-            self._broker.client.ping()
-        except redis.RedisError as error:
-            raise BrokerUnavailable(str(error)) from error
+            yield
+        except self._line.errors as error:
+            # pika's errors often have no text.
+            raise BrokerUnavailable(f"{failure}{str(error) or repr(error)}") from error

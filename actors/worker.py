@@ -7,28 +7,31 @@ their framed standard output. Whoever starts this process starts it again when i
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import os
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from dramatiq import Worker
-from dramatiq.brokers.redis import RedisBroker
+import dramatiq
+from pydantic import ValidationError
 
 from actors import fleet, scratch
 from actors.bell import MEDIA_QUEUE, WEBHOOK_QUEUE, connect, synthesis_queue
 from actors.deliver import Outbox
-from actors.departure import LEAVE_SECONDS, Departure, on_signals
+from actors.departure import Departure, on_signals
 from actors.encode import Media
 from actors.pace import Pace
 from actors.presence import Account, Presence
 from actors.services import Services, build, webhook_secret
+from actors.serving import Guest, Serve, make_worker, serve
 from actors.synthesize import Synthesis
-from config.settings import Settings, engine_options
-from speech import ffmpeg
+from config.settings import MissingSetting, Settings, SettingsError, complaints, engine_options, load
+from speech import ffmpeg, registry
 from speech.encode import Mp3Encoder
 from speech.engine import EngineInfo, EngineUnavailable
 from speech.host import EngineHost, Interrupted
@@ -36,21 +39,24 @@ from speech.registry import UnknownEngine, find
 
 log = logging.getLogger("voxfleet.worker")
 
-#: How long an idle worker takes to hear a bell, in milliseconds: half of it on average.
-POLL_MS: Final = 20
 #: Two encodes at once keep two cores busy; webhooks wait on the network, so more of them fit.
 ENCODERS: Final = 2
 POSTMEN: Final = 4
-#: A bare number for a supervisor: one of Dramatiq's threads has died, and it would not notice.
-EXIT_THREAD_DIED: Final = 70
 
 
-def run_synth(settings: Settings, *, model: str) -> int:
+def run_synth(
+    settings: Settings, *, model: str, departure: Departure | None = None, serve_with: Serve | None = None
+) -> int:
     """Serve one model until SIGTERM or SIGINT; return the exit code.
 
     A model that cannot be loaded ends the process with 1 and the reason in the log.
+
+    Args:
+        departure: what to leave at, instead of the signals.
+        serve_with: what runs Dramatiq's worker, instead of this process by itself.
     """
-    departure = on_signals()
+    departure = departure or on_signals()
+    serve_with = serve_with or functools.partial(serve, liveness_file=settings.liveness_file)
     services = build(settings)
     try:
         find(model)
@@ -98,16 +104,24 @@ def run_synth(settings: Settings, *, model: str) -> int:
             model=model,
             account=lambda: Account(info=described, rtf=pace.rtf, seconds_per_char=pace.seconds_per_char),
         ):
-            _serve([_worker(broker, {queue}, threads=1)], departure)
+            serve_with([make_worker(broker, {queue}, threads=1)], departure)
     if broken:
         log.error("model %s cannot be loaded any more: %s", model, broken[0])
         return 1
     return 0
 
 
-def run_media(settings: Settings) -> int:
-    """Encode, publish and deliver until SIGTERM or SIGINT; return the exit code."""
-    departure = on_signals()
+def run_media(
+    settings: Settings, *, departure: Departure | None = None, serve_with: Serve | None = None
+) -> int:
+    """Encode, publish and deliver until SIGTERM or SIGINT; return the exit code.
+
+    Args:
+        departure: what to leave at, instead of the signals.
+        serve_with: what runs Dramatiq's workers, instead of this process by itself.
+    """
+    departure = departure or on_signals()
+    serve_with = serve_with or functools.partial(serve, liveness_file=settings.liveness_file)
     try:
         encoder = Mp3Encoder(ffmpeg.find(settings.ffmpeg), nice=settings.cpu_nice)
     except ffmpeg.FfmpegMissing as error:
@@ -117,11 +131,17 @@ def run_media(settings: Settings) -> int:
     # What a killed worker left would fill the disk if this one were killed as well, again and again.
     scratch.clear(settings.temp_dir)
     with scratch.scratch(settings.temp_dir) as folder:
-        return _serve_media(settings, services, encoder, folder, departure)
+        return _serve_media(settings, services, encoder, folder, departure, serve_with=serve_with)
 
 
 def _serve_media(
-    settings: Settings, services: Services, encoder: Mp3Encoder, folder: Path, departure: Departure
+    settings: Settings,
+    services: Services,
+    encoder: Mp3Encoder,
+    folder: Path,
+    departure: Departure,
+    *,
+    serve_with: Serve,
 ) -> int:
     url = settings.broker_url.get_secret_value()
     # Two brokers: a slow receiver takes no thread from the encoders. Two workers on one broker would each
@@ -159,43 +179,41 @@ def _serve_media(
         account=lambda: Account(rtf=pace.rtf),
     ):
         workers = [
-            _worker(media, {MEDIA_QUEUE}, threads=ENCODERS),
-            _worker(outbox, {WEBHOOK_QUEUE}, threads=POSTMEN),
+            make_worker(media, {MEDIA_QUEUE}, threads=ENCODERS),
+            make_worker(outbox, {WEBHOOK_QUEUE}, threads=POSTMEN),
         ]
-        _serve(workers, departure)
+        serve_with(workers, departure)
     return 0
 
 
-def _worker(broker: RedisBroker, queues: set[str], *, threads: int) -> Worker:
-    worker = Worker(broker, queues=queues, worker_timeout=POLL_MS, worker_threads=threads)
-    # Bells that this worker could not answer at once would be missing elsewhere. The variable
-    # `dramatiq_queue_prefetch` would set it for both workers of this process alike.
-    worker.queue_prefetch = threads
-    return worker
+def boot() -> None:
+    """Be the broker of `dramatiq actors.worker:boot`: what `VOXFLEET_WORKER` names is ready on return.
+
+    Raises:
+        SystemExit: it cannot be; the reason is in the log.
+    """
+    try:
+        settings = load(engine_settings=registry.settings())
+        guest = Guest(_named(settings), liveness_file=settings.liveness_file)
+        dramatiq.set_broker(guest.start())
+    except ValidationError as error:
+        log.error("%s", complaints(error))
+        sys.exit(1)
+    except SettingsError as error:
+        log.error("%s", error)
+        sys.exit(1)
 
 
-def _serve(workers: Sequence[Worker], departure: Departure) -> None:
-    for worker in workers:
-        worker.start()
-    while not departure.wait(1.0):
-        for worker in workers:
-            dead = [thread.name for thread in _threads(worker) if not thread.is_alive()]
-            if dead:
-                log.critical("thread %s has died; leaving", ", ".join(dead))
-                os._exit(EXIT_THREAD_DIED)
-    log.info("leaving")
-    # At the same time: each may take all of it.
-    stops = [
-        threading.Thread(target=worker.stop, kwargs={"timeout": LEAVE_SECONDS * 1000}) for worker in workers
-    ]
-    for stop in stops:
-        stop.start()
-    for stop in stops:
-        stop.join()
-
-
-def _threads(worker: Worker) -> list[threading.Thread]:
-    return [*worker.workers, *worker.consumers.values()]
+def _named(settings: Settings) -> Callable[[Departure, Serve], int]:
+    """Return the worker that `VOXFLEET_WORKER` names."""
+    if settings.worker is None:
+        raise MissingSetting("VOXFLEET_WORKER must be set: `synth:` and a model, or `media`")
+    kind, _, model = settings.worker.partition(":")
+    if kind == "media":
+        return lambda departure, serve_with: run_media(settings, departure=departure, serve_with=serve_with)
+    return lambda departure, serve_with: run_synth(
+        settings, model=model, departure=departure, serve_with=serve_with
+    )
 
 
 def _described(info: EngineInfo) -> dict[str, Any]:

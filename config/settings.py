@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationInfo, field_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
@@ -27,7 +28,7 @@ IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 _SCHEMES: Final[Mapping[str, tuple[str, ...]]] = {
-    "broker_url": ("redis://", "rediss://", "unix://"),
+    "broker_url": ("redis://", "rediss://", "unix://", "amqp://", "amqps://"),
     "database_url": ("sqlite:///", "postgresql://", "postgres://", "postgresql+psycopg://"),
     "public_url": ("http://", "https://"),
     "s3_endpoint": ("http://", "https://"),
@@ -54,7 +55,13 @@ class MissingSetting(SettingsError):
 class Settings(BaseSettings):
     """Settings of every process, from `VOXFLEET_*` variables."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        frozen=True,
+        extra="forbid",
+        # Some of the values are secrets, whoever prints the error.
+        hide_input_in_errors=True,
+    )
 
     data_dir: Path = Field(
         default=Path(".voxfleet"),
@@ -70,7 +77,8 @@ class Settings(BaseSettings):
     )
     broker_url: SecretStr = Field(
         default=SecretStr("redis://127.0.0.1:16379/0"),
-        description="Where bells are rung: `redis://` or `rediss://`, with a database number of its own.",
+        description="Where bells are rung: `redis://` or `rediss://`, with a database number of its own, "
+        "or `amqp://` or `amqps://`, with a virtual host of its own.",
     )
     database_url: SecretStr | None = Field(
         default=None,
@@ -163,6 +171,16 @@ class Settings(BaseSettings):
     weed_master_port: int = Field(default=19333, ge=1, le=55535, description="SeaweedFS master port (`up`).")
     weed_volume_port: int = Field(default=19340, ge=1, le=55535, description="SeaweedFS volume port (`up`).")
     weed_admin_port: int = Field(default=13646, ge=1, le=55535, description="SeaweedFS admin port (`up`).")
+    worker: str | None = Field(
+        default=None,
+        pattern="^(media|synth:[A-Za-z0-9][A-Za-z0-9._-]*)$",
+        description="What `dramatiq actors.worker:boot` is: `synth:` and a model, or `media`.",
+    )
+    liveness_file: Path | None = Field(
+        default=None,
+        description="File that a worker touches once a second while it is well, for probes. "
+        "Default: none. One for each process.",
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         default="INFO", description="Level of the logs."
     )
@@ -185,6 +203,16 @@ class Settings(BaseSettings):
             # The value stays out: it may hold a password.
             raise PydanticCustomError(
                 "scheme", "must start with {schemes}", {"schemes": " or ".join(schemes)}
+            )
+        return value
+
+    @field_validator("broker_url")
+    @classmethod
+    def _readable(cls, value: SecretStr) -> SecretStr:
+        # A password that is cut in two would be shown as part of the address.
+        if not _is_one_url(value.get_secret_value()):
+            raise PydanticCustomError(
+                "unreadable", "must be one URL; special characters in a password are written as %XX", {}
             )
         return value
 
@@ -231,6 +259,15 @@ class Settings(BaseSettings):
         return self.data_dir / "tmp"
 
 
+def _is_one_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        _ = parts.port
+    except ValueError:
+        return False
+    return not (parts.fragment or set("@;") & set(parts.path + parts.query))
+
+
 def load(
     environ: Mapping[str, str] = os.environ,
     *,
@@ -263,6 +300,14 @@ def load(
         raise UnknownSettings(f"unknown setting {', '.join(unknown)}; docs/reference/settings.md lists them")
     data_dir = Path(environ.get(f"{PREFIX}DATA_DIR", Settings.model_fields["data_dir"].default))
     return Settings(_env_file=data_dir / EMBEDDED_ENV if embedded else None)  # type: ignore[call-arg]
+
+
+def complaints(error: ValidationError) -> str:
+    """Return what is wrong with which variables, in one line and without their values."""
+    return "; ".join(
+        f"{PREFIX}{str(found['loc'][0]).upper()}: {found['msg']}"
+        for found in error.errors(include_url=False, include_input=False)
+    )
 
 
 def engine_options(environ: Mapping[str, str], engine: str) -> dict[str, str]:

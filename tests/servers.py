@@ -1,4 +1,4 @@
-"""Real servers for tests: Valkey, SeaweedFS and PostgreSQL.
+"""Real servers for tests: Valkey, SeaweedFS, PostgreSQL and RabbitMQ.
 
 Each is a context manager that gives a handle: a server on free loopback ports, in a folder of its own, which
 has ended when the block is left. The kernel also ends it with the thread that started it, so start and
@@ -369,6 +369,87 @@ class Postgres(Server):
         self.kill()
 
 
+@dataclass(kw_only=True)
+class RabbitMQ(Server):
+    """A RabbitMQ node of its own: with its own home and cookie, and an epmd that outlives its deaths.
+
+    It runs as whoever runs the tests, without the wrapper that would make it the system's service.
+    """
+
+    script: Path
+    ports: Mapping[str, int]
+    password: str
+
+    @property
+    def port(self) -> int:
+        """Port of AMQP."""
+        return self.ports["amqp"]
+
+    @property
+    def url(self) -> str:
+        """`amqp://` URL of the default virtual host."""
+        return f"amqp://voxfleet:{self.password}@127.0.0.1:{self.port}/"
+
+    def command(self) -> list[str]:
+        """See `Server`."""
+        (self.folder / "home").mkdir(exist_ok=True)
+        (self.folder / "rabbitmq.conf").write_text(
+            f"default_user = voxfleet\ndefault_pass = {self.password}\n"
+            "log.file = false\nlog.console = true\ndisk_free_limit.absolute = 1MB\n"
+        )
+        return [str(self.script)]
+
+    def options(self) -> dict[str, Any]:
+        """See `Server`."""
+        own = {
+            "HOME": self.folder / "home",
+            "ERL_EPMD_PORT": self.ports["epmd"],
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODENAME": f"voxfleet{self.port}@localhost",
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": self.port,
+            "RABBITMQ_DIST_PORT": self.ports["dist"],
+            "RABBITMQ_MNESIA_BASE": self.folder / "data",
+            "RABBITMQ_LOG_BASE": self.folder / "logs",
+            "RABBITMQ_PID_FILE": self.folder / "pid",
+            "RABBITMQ_CONFIG_FILE": self.folder / "rabbitmq.conf",
+            "RABBITMQ_CONF_ENV_FILE": os.devnull,
+            "RABBITMQ_ENABLED_PLUGINS_FILE": self.folder / "plugins",
+            # The shell becomes the node then, instead of waiting for it: its process is the one to kill.
+            "RABBITMQ_ALLOW_INPUT": 1,
+            "RABBITMQ_SERVER_START_ARGS": "-noinput -start_epmd false "
+            "-kernel inet_dist_use_interface {127,0,0,1}",
+        }
+        return {"env": os.environ | {name: str(value) for name, value in own.items()}, "cwd": self.folder}
+
+    def answers(self) -> bool:
+        """See `Server`."""
+        try:
+            with closing(socket.create_connection(("127.0.0.1", self.port), timeout=1)) as connection:
+                connection.sendall(b"AMQP\x00\x00\x09\x01")
+                # A method frame: Connection.Start.
+                return connection.recv(1) == b"\x01"
+        except OSError:
+            return False
+
+
+@dataclass(kw_only=True)
+class Epmd(Server):
+    """Erlang's port mapper, without which no node starts. In the foreground: one that a node starts stays."""
+
+    port: int
+
+    def command(self) -> list[str]:
+        """See `Server`."""
+        remedy = "apt-get install rabbitmq-server"
+        return [_on_path("epmd", remedy), "-address", "127.0.0.1", "-port", str(self.port)]
+
+    def answers(self) -> bool:
+        """See `Server`."""
+        with closing(socket.socket()) as connection:
+            return connection.connect_ex(("127.0.0.1", self.port)) == 0
+
+
 @contextmanager
 def valkey(*, durable: bool = False) -> Iterator[Valkey]:
     """Run a Valkey."""
@@ -400,6 +481,22 @@ def postgres() -> Iterator[Postgres]:
         )
         server.create()
         yield from _running(server)
+
+
+@contextmanager
+def rabbitmq() -> Iterator[RabbitMQ]:
+    """Run a RabbitMQ."""
+    names = ("amqp", "dist", "epmd")
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
+    with _folder("rabbitmq") as folder, _folder("epmd") as beside:
+        server = RabbitMQ(
+            folder=folder, script=_rabbitmq_script(), ports=ports, password=secrets.token_urlsafe(12)
+        )
+        epmd = Epmd(folder=beside, port=ports["epmd"]).start()
+        try:
+            yield from _running(server)
+        finally:
+            epmd.kill()
 
 
 def _running(server: _S) -> Iterator[_S]:
@@ -440,6 +537,14 @@ def _on_path(name: str, remedy: str) -> str:
     if (found := shutil.which(name)) is None:
         raise ServerMissing(f"no {name} on PATH: {remedy}")
     return found
+
+
+def _rabbitmq_script() -> Path:
+    """Return RabbitMQ's own start script: the one Debian puts on PATH has a user and folders of its own."""
+    scripts = sorted(Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*/sbin/rabbitmq-server"))
+    if scripts:
+        return scripts[-1]
+    return Path(_on_path("rabbitmq-server", "apt-get install rabbitmq-server"))
 
 
 def _postgres_binaries() -> Path:

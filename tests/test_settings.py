@@ -14,7 +14,7 @@ from jobs.events import decode_secret, new_secret
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("BROKER_URL", "amqp://x"),
+        ("BROKER_URL", "http://x"),
         ("DATABASE_URL", "mysql://x"),
         ("PUBLIC_URL", "foo"),
         ("S3_ENDPOINT", "localhost:9000"),
@@ -26,6 +26,11 @@ from jobs.events import decode_secret, new_secret
         ("LINK_SECONDS", "0"),
         ("LINK_SECONDS", "1.5"),
         ("MAX_FAILURES", "0"),
+        ("MAX_QUEUED", "0"),
+        ("MAX_WAIT_SECONDS", "0"),
+        ("TENANT_MAX_QUEUED", "-1"),
+        ("TENANT_MAX_RUNNING", "0"),
+        ("METRICS_ALLOWED_CIDRS", "localhost"),
         ("LOG_LEVEL", "LOUD"),
     ],
 )
@@ -38,6 +43,20 @@ def test_a_value_out_of_its_range_is_refused_by_name(
         load()
 
     assert refused.value.errors()[0]["loc"][0] == name.lower()
+
+
+def test_the_limits_and_who_reads_metrics_are_as_documented_where_nothing_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = load(embedded=False)
+
+    assert (settings.max_queued, settings.max_wait_seconds) == (10_000, 86_400)
+    assert (settings.tenant_max_queued, settings.tenant_max_running) == (5_000, None)
+    assert [str(network) for network in settings.metrics_allowed_cidrs] == ["127.0.0.0/8", "::1/128"]
+    monkeypatch.setenv("VOXFLEET_METRICS_ALLOWED_CIDRS", "10.0.0.0/8, 2001:db8::/32")
+    assert len(load(embedded=False).metrics_allowed_cidrs) == 2
+    monkeypatch.setenv("VOXFLEET_METRICS_ALLOWED_CIDRS", "")
+    assert load(embedded=False).metrics_allowed_cidrs == ()
 
 
 def test_a_variable_that_nothing_reads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
