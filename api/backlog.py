@@ -1,16 +1,17 @@
-"""What waits in the fleet, as of a moment ago: asked seldom, by nobody's request."""
+"""What waits in the fleet, as of a moment ago: asked seldom, and by no request."""
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from jobs.database import DatabaseUnavailable
-from jobs.estimate import InHand, Lane
+from jobs.estimate import InHand, Lane, Work, work
 from jobs.job import Job, JobClass, TenantId
 from jobs.store import Backlog, Running
 
@@ -19,20 +20,46 @@ logger: Final = logging.getLogger("voxfleet.api")
 KEPT_SECONDS: Final = 1.0
 #: A million jobs take a while to walk: no more than a twentieth of the time goes into it.
 SHARE: Final = 20.0
+#: Nobody has asked for a while, and what was known then is no answer: how long a request waits for a new one.
+PATIENCE: Final = 0.25
+#: The same for the first one of a process.
+FIRST_PATIENCE: Final = 2.0
+
+NO_WORK: Final = Work()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What waits and is worked on, by queue."""
+    """What waits and is worked on.
 
-    lanes: dict[str, list[Lane]]
-    in_hand: dict[str, list[InHand]]
-    #: Seconds for which the oldest job of each queue and class has waited.
-    ages: dict[tuple[str, JobClass], float]
+    Attributes:
+        queues: the work of each queue that has any.
+        ages: seconds for which the oldest job of each queue, class and tenant has waited or worked.
+        is_old: nobody could be asked for so long that this may be far from the truth.
+    """
+
+    queues: Mapping[str, Work] = field(default_factory=dict)
+    ages: Mapping[tuple[str, JobClass, TenantId], float] = field(default_factory=dict)
+    is_old: bool = False
+
+    def of(self, queue: str | None) -> Work:
+        """Return the work of one queue."""
+        return self.queues.get(queue or "", NO_WORK)
+
+    def plus(self, job: Job) -> Snapshot:
+        """Return it with one more job that waits."""
+        if job.queue is None:
+            return self
+        more = self.of(job.queue).plus(job.job_class, job.tenant_id, characters=job.characters_left)
+        return replace(self, queues={**self.queues, job.queue: more})
 
 
 class RecentBacklog:
-    """The backlog of the fleet, with what this process has accepted since it was asked for. Thread-safe."""
+    """The backlog of the fleet, with what this process has accepted since it was asked for. Thread-safe.
+
+    It is asked for from a thread of its own, once a request wants it and it is a second old. Requests go on
+    with what is known, unless that is from long before.
+    """
 
     def __init__(
         self,
@@ -40,68 +67,69 @@ class RecentBacklog:
         running: Callable[[], list[Running]],
         *,
         clock: Callable[[], float] = time.monotonic,
+        patience: float = PATIENCE,
     ) -> None:
         self._backlog = backlog
         self._running = running
         self._clock = clock
+        self._patience = patience
         self._lock = threading.Lock()
         self._asking = threading.Lock()
+        self._answered = threading.Event()
         self._snapshot: Snapshot | None = None
-        self._due = 0.0
+        #: When it is to be asked for again, and from when on it is too old to go by.
+        self._due = self._old = -math.inf
         self._accepted: list[Job] = []
 
     def snapshot(self) -> Snapshot:
-        """Return the backlog, a second old or so. Only the first call waits for the database.
-
-        Raises:
-            DatabaseUnavailable: it never could be asked.
-        """
-        if self._clock() >= self._due and self._asking.acquire(blocking=False):
-            if self._snapshot is None:
-                self._refresh()
-            else:
-                threading.Thread(target=self._refresh_quietly, name="backlog", daemon=True).start()
+        """Return the backlog, a second old or so; empty and old where it could never be asked for."""
+        now = self._clock()
+        if now >= self._due and self._asking.acquire(blocking=False):
+            self._answered.clear()
+            threading.Thread(target=self._refresh, name="backlog", daemon=True).start()
+        if now >= self._old:
+            self._answered.wait(self._patience if self._snapshot else FIRST_PATIENCE)
         with self._lock:
-            snapshot, accepted = self._snapshot, list(self._accepted)
-        if snapshot is None:
-            # Another request asks for the first time, at this moment.
-            return Snapshot(lanes={}, in_hand={}, ages={})
-        return _with(snapshot, accepted) if accepted else snapshot
+            return replace(self._snapshot or Snapshot(), is_old=now >= self._old)
 
     def accepted(self, job: Job) -> None:
         """Count a job that was stored a moment ago."""
         with self._lock:
             self._accepted.append(job)
+            if self._snapshot is not None:
+                self._snapshot = self._snapshot.plus(job)
 
-    def _refresh_quietly(self) -> None:
+    def _refresh(self) -> None:
+        """Ask; the caller has taken `_asking`."""
+        begun = self._clock()
+        with self._lock:
+            known = len(self._accepted)
+        keep = KEPT_SECONDS
         try:
-            self._refresh()
+            made = _snapshot(self._backlog(), self._running())
+            keep = max(KEPT_SECONDS, SHARE * (self._clock() - begun))
+            with self._lock:
+                # What was accepted before is in there.
+                del self._accepted[:known]
+                for job in self._accepted:
+                    made = made.plus(job)
+                self._snapshot = made
+                self._old = begun + 2 * keep
         except DatabaseUnavailable as error:
             logger.info("the backlog is that of a while ago: %s", error)
         except Exception:  # the top of a thread
             logger.exception("the backlog cannot be asked for")
-
-    def _refresh(self) -> None:
-        """Ask; the caller holds `_asking`."""
-        begun = self._clock()
-        with self._lock:
-            known = len(self._accepted)
-        try:
-            lanes, running = self._backlog(), self._running()
-            made = _snapshot(lanes, running)
-            with self._lock:
-                self._snapshot = made
-                # What was accepted before is in there.
-                del self._accepted[:known]
         finally:
-            self._due = self._clock() + max(KEPT_SECONDS, SHARE * (self._clock() - begun))
+            self._due = begun + keep
             self._asking.release()
+            self._answered.set()
 
 
 def _snapshot(lanes: list[Backlog], running: list[Running]) -> Snapshot:
-    made = Snapshot(lanes={}, in_hand={}, ages={})
+    waiting: dict[str, list[Lane]] = {}
+    in_hand: dict[str, list[InHand]] = {}
     for lane in lanes:
-        made.lanes.setdefault(lane.queue, []).append(
+        waiting.setdefault(lane.queue, []).append(
             Lane(
                 job_class=lane.job_class,
                 tenant_id=lane.tenant_id,
@@ -109,43 +137,14 @@ def _snapshot(lanes: list[Backlog], running: list[Running]) -> Snapshot:
                 characters=lane.characters,
             )
         )
-        place = (lane.queue, lane.job_class)
-        made.ages[place] = max(lane.age, made.ages.get(place, 0.0))
     for job in running:
-        made.in_hand.setdefault(job.queue, []).append(
+        in_hand.setdefault(job.queue, []).append(
             InHand(job_class=job.job_class, tenant_id=job.tenant_id, characters=job.characters)
         )
-    return made
-
-
-def _with(snapshot: Snapshot, accepted: list[Job]) -> Snapshot:
-    """Return a snapshot with jobs that came later."""
-    added: dict[tuple[str, JobClass, TenantId], tuple[int, int]] = {}
-    for job in accepted:
-        if job.queue is not None:
-            lane = (job.queue, job.job_class, job.tenant_id)
-            jobs, characters = added.get(lane, (0, 0))
-            added[lane] = jobs + 1, characters + job.characters_left
-    lanes = {queue: list(found) for queue, found in snapshot.lanes.items()}
-    for (queue, job_class, tenant_id), (jobs, characters) in added.items():
-        found = lanes.setdefault(queue, [])
-        at = next(
-            (
-                number
-                for number, lane in enumerate(found)
-                if (lane.job_class, lane.tenant_id) == (job_class, tenant_id)
-            ),
-            None,
-        )
-        before = Lane(job_class=job_class, tenant_id=tenant_id, jobs=0, characters=0)
-        if at is not None:
-            before = found.pop(at)
-        found.append(
-            Lane(
-                job_class=job_class,
-                tenant_id=tenant_id,
-                jobs=before.jobs + jobs,
-                characters=before.characters + characters,
-            )
-        )
-    return Snapshot(lanes=lanes, in_hand=snapshot.in_hand, ages=snapshot.ages)
+    return Snapshot(
+        queues={
+            queue: work(waiting.get(queue, ()), in_hand.get(queue, ()))
+            for queue in waiting.keys() | in_hand.keys()
+        },
+        ages={(lane.queue, lane.job_class, lane.tenant_id): lane.age for lane in lanes},
+    )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from flask import Request
@@ -15,14 +14,18 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from api.admission import Admission
+from api.asking import ask_all
 from api.backlog import RecentBacklog
 from api.services import Workers
 from jobs.database import DatabaseUnavailable
+from jobs.job import JobClass
 from jobs.targets import IpNetwork
 
 logger: Final = logging.getLogger("voxfleet.api")
 
 MEDIA_TYPE: Final = CONTENT_TYPE_LATEST
+#: A database that hangs holds up no scrape for longer.
+LIMIT_SECONDS: Final = 2.0
 #: Seconds; a 202 takes a few milliseconds, and a database that is away is waited for for two seconds.
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 #: Said by whatever stands between a client and us.
@@ -70,7 +73,7 @@ class Metrics:
 
 
 class FleetCollector(Collector):
-    """What the tables say at the moment of the scrape; a part that cannot be asked is left out."""
+    """What the tables say at the moment of the scrape; a part that cannot be asked in time is left out."""
 
     def __init__(self, backlog: RecentBacklog, workers: Workers, admission: Admission) -> None:
         self._backlog = backlog
@@ -80,25 +83,28 @@ class FleetCollector(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the gauges."""
         up = GaugeMetricFamily("voxfleet_up", "Whether a part could be asked.", labels=("part",))
-        parts: tuple[tuple[str, Callable[[], Iterable[GaugeMetricFamily]]], ...] = (
-            ("backlog", self._queues),
-            ("workers", self._fleet),
-            ("sweeper", self._sweeper),
-        )
-        for part, ask in parts:
-            try:
-                yield from ask()
-            except DatabaseUnavailable as error:
-                logger.info("no metrics of %s: %s", part, error)
-                up.add_metric((part,), 0.0)
-            else:
-                up.add_metric((part,), 1.0)
+        questions: dict[str, Callable[[], Sequence[GaugeMetricFamily]]] = {
+            "backlog": self._queues,
+            "workers": self._fleet,
+            "sweeper": self._sweeper,
+        }
+        answers = ask_all(questions, limit_seconds=LIMIT_SECONDS)
+        for part in questions:
+            answer = answers.get(part, [])
+            if isinstance(answer, Exception):
+                expected = isinstance(answer, DatabaseUnavailable)
+                logger.info("no metrics of %s: %s", part, answer, exc_info=None if expected else answer)
+                answer = []
+            yield from answer
+            up.add_metric((part,), float(bool(answer)))
         yield up
 
-    def _queues(self) -> Iterable[GaugeMetricFamily]:
+    def _queues(self) -> Sequence[GaugeMetricFamily]:
         snapshot = self._backlog.snapshot()
+        if snapshot.is_old:
+            return ()
         labels = ("queue", "class")
-        jobs = GaugeMetricFamily("voxfleet_jobs", "Jobs that wait or are worked on.", labels=labels)
+        jobs = GaugeMetricFamily("voxfleet_jobs_waiting", "Jobs that wait for a worker.", labels=labels)
         held = GaugeMetricFamily("voxfleet_jobs_in_hand", "Jobs that a worker holds.", labels=labels)
         left = GaugeMetricFamily(
             "voxfleet_characters_left", "Code points that are still to be spoken.", labels=labels
@@ -106,25 +112,22 @@ class FleetCollector(Collector):
         oldest = GaugeMetricFamily(
             "voxfleet_oldest_job_seconds", "Age of the oldest job that has not ended.", labels=labels
         )
-        waiting: Tally[tuple[str, str]] = Tally()
-        characters: Tally[tuple[str, str]] = Tally()
-        for queue, lanes in snapshot.lanes.items():
-            for lane in lanes:
-                place = (queue, lane.job_class.name.lower())
-                waiting[place] += lane.jobs
-                characters[place] += lane.characters
-        in_hand = Tally(
-            (queue, job.job_class.name.lower()) for queue, found in snapshot.in_hand.items() for job in found
-        )
-        for place, count in waiting.items():
-            jobs.add_metric(place, count)
-            left.add_metric(place, characters[place])
-            held.add_metric(place, in_hand[place])
-        for (queue, job_class), age in snapshot.ages.items():
-            oldest.add_metric((queue, job_class.name.lower()), age)
+        ages: dict[tuple[str, JobClass], float] = {}
+        for (queue, job_class, _), age in snapshot.ages.items():
+            ages[queue, job_class] = max(age, ages.get((queue, job_class), 0.0))
+        for queue, whole in snapshot.queues.items():
+            for job_class in JobClass:
+                work = whole.of(job_class)
+                if not work.jobs:
+                    continue
+                place = (queue, job_class.name.lower())
+                jobs.add_metric(place, work.jobs - len(work.in_hand))
+                held.add_metric(place, len(work.in_hand))
+                left.add_metric(place, work.characters)
+                oldest.add_metric(place, ages.get((queue, job_class), 0.0))
         return jobs, held, left, oldest
 
-    def _fleet(self) -> Iterable[GaugeMetricFamily]:
+    def _fleet(self) -> Sequence[GaugeMetricFamily]:
         alive = GaugeMetricFamily("voxfleet_workers", "Live workers of each queue.", labels=("queue",))
         for queue, count in self._workers.alive().items():
             alive.add_metric((queue,), count)
@@ -149,7 +152,7 @@ class FleetCollector(Collector):
                     family.add_metric((served.model,), value)
         return alive, rtf, pace, wait
 
-    def _sweeper(self) -> Iterable[GaugeMetricFamily]:
+    def _sweeper(self) -> Sequence[GaugeMetricFamily]:
         family = GaugeMetricFamily(
             "voxfleet_sweeper_last_run_seconds",
             "Seconds since a sweeper last did a task.",

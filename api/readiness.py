@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from actors.bell import MEDIA_QUEUE, SWEEPER_QUEUE, BrokerUnavailable
+from api.asking import ask_all
 from jobs.database import DatabaseUnavailable
 from jobs.workers import ServedModel
 from storage.store import AccessDenied, ObjectNotFound, StoreError
@@ -21,7 +22,7 @@ LIMIT_SECONDS: Final = 2.0
 KEPT_SECONDS: Final = 1.0
 #: The sweeper tops up bells once a second, and tells of it every five.
 SWEEPER_TASK: Final = "top_up_bells"
-LATE_SECONDS: Final = 20.0
+LATE_SECONDS: Final = 15.0
 
 #: What is said of a part that failed: errors may name hosts and users, and anyone may ask.
 DETAILS: Final[Mapping[type[Exception], str]] = {
@@ -79,28 +80,20 @@ class Readiness:
             return self._asked
 
     def _ask(self) -> dict[str, Part]:
-        parts: dict[str, Part] = {}
         asked: dict[str, Callable[[], Mapping[str, Part]]] = {
             name: _checked(name, check) for name, check in self._checks.items()
         }
         asked["workers"] = self._workers
-        answers: dict[str, Mapping[str, Part]] = {}
-
-        def ask(name: str, question: Callable[[], Mapping[str, Part]]) -> None:
-            try:
-                answers[name] = question()
-            except Exception as error:  # the top of a thread: its answer is the state of this part
-                detail = next(DETAILS[kind] for kind in type(error).__mro__ if kind in DETAILS)
-                logger.warning("%s is not ready: %s", name, error, exc_info=detail == "failed")
-                answers[name] = {name: Part(ok=False, detail=detail)}
-
-        threads = [threading.Thread(target=ask, args=item, daemon=True) for item in asked.items()]
-        for thread in threads:
-            thread.start()
-        deadline = time.monotonic() + self._limit_seconds
-        for name, thread in zip(asked, threads, strict=True):
-            thread.join(max(0.0, deadline - time.monotonic()))
-            parts.update(answers.get(name, {name: Part(ok=False, detail="timed_out")}))
+        answers = ask_all(asked, limit_seconds=self._limit_seconds)
+        parts: dict[str, Part] = {}
+        for name in asked:
+            answer = answers.get(name)
+            if isinstance(answer, Exception):
+                parts[name] = _failed(name, answer)
+            elif answer is None:
+                parts[name] = Part(ok=False, detail="timed_out")
+            else:
+                parts.update(answer)
         return parts
 
     def _workers(self) -> Mapping[str, Part]:
@@ -115,6 +108,12 @@ class Readiness:
         parts[MEDIA_QUEUE] = _worker(alive.get(MEDIA_QUEUE, 0))
         parts[SWEEPER_QUEUE] = _swept(alive.get(SWEEPER_QUEUE, 0), self._sweeper().get(SWEEPER_TASK))
         return parts
+
+
+def _failed(name: str, error: Exception) -> Part:
+    detail = next(DETAILS[kind] for kind in type(error).__mro__ if kind in DETAILS)
+    logger.warning("%s is not ready: %s", name, error, exc_info=error if detail == "failed" else None)
+    return Part(ok=False, detail=detail)
 
 
 def _swept(count: int, age: float | None) -> Part:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from flask import Response, request
@@ -22,8 +22,9 @@ from api.openapi import describe
 from api.problems import AudioExpired, Busy, JobHasNoAudio, JobUnfinished
 from api.readiness import Readiness
 from api.requests import tenant
-from api.services import Services
-from api.validation import new_job, read_no_members, served_model
+from api.services import Services, Workers
+from api.validation import check_retry, new_job, read_no_members, served_model
+from jobs.estimate import Media
 from jobs.job import TERMINAL, Job, JobClass, Status, TooManyQueued
 from jobs.views import job_body
 from jobs.workers import ServedModel
@@ -47,16 +48,15 @@ class Routes:
             sweeper=services.workers.sweeper,
             default_model=services.default_model,
         )
-        self._backlog = RecentBacklog(services.jobs.backlog, services.jobs.running)
-        media_rtf = Recent(lambda: services.workers.rtf(MEDIA_QUEUE))
+        backlog = RecentBacklog(services.jobs.backlog, services.jobs.running)
         self._admission = Admission(
-            self._backlog,
-            self._models,
-            limits=services.limits,
-            media_rtf=media_rtf.get,
+            backlog,
+            models=self._models.list,
+            media=Recent(lambda: _media(services.workers)).get,
             ahead=services.jobs.ahead,
+            limits=services.limits,
         )
-        self.metrics = Metrics(self._backlog, services.workers, self._admission)
+        self.metrics = Metrics(backlog, services.workers, self._admission)
         self._description = describe(public_url=services.public_url, max_input_chars=services.max_input_chars)
 
     def create_job(self) -> Response:
@@ -73,7 +73,7 @@ class Routes:
             new_seed=services.new_seed,
         )
         return self._taken(
-            served_model(new.model, models),
+            served_model(new.model, models, default_model=services.default_model),
             job_class=new.job_class,
             characters=len(new.input),
             store=lambda most: services.jobs.create(new, max_queued=most),
@@ -91,7 +91,9 @@ class Routes:
         read_no_members(request)
         services = self._services
         before = self._job(job_id)
-        served = served_model(before.model, self._models.list())
+        # Asked again when it is stored; a full fleet is no answer to what could never be.
+        check_retry(before)
+        served = served_model(before.model, self._models.list(), default_model=services.default_model)
         return self._taken(
             served,
             job_class=before.job_class,
@@ -178,17 +180,20 @@ class Routes:
         """Store a job, where the fleet and its tenant may have one more, and answer with it."""
         services = self._services
         try:
-            self._admission.check(served, job_class=job_class, tenant_id=tenant(), characters=characters)
+            seconds = self._admission.check(
+                served, job_class=job_class, tenant_id=tenant(), characters=characters
+            )
             job = store(services.limits.tenant_max_queued)
         except Busy as error:
             self.metrics.refused(error.code)
             raise
         except TooManyQueued as error:
             self.metrics.refused("too_many_jobs")
-            raise self._admission.tenant_busy(served, tenant_id=tenant(), limit=error.limit) from error
+            raise self._admission.tenant_busy(tenant(), limit=error.limit) from error
+        # It is stored: from here on nothing is asked that could fail.
         services.ringer.mark(served.queue)
-        eta = self._admission.eta(job, now=services.now(), is_new=True)
         self._admission.accepted(job)
+        eta = None if seconds is None else job.created_at + timedelta(seconds=seconds)
         body = job_body(job, public_url=services.public_url, eta=eta)
         return _json(body, 202, Location=body["urls"]["self"], Retry_After=RETRY_SECONDS)
 
@@ -215,6 +220,10 @@ def _model(served: ServedModel) -> dict[str, Any]:
         "sample_rate": served.info.get("sample_rate"),
         "licence": served.info.get("licence"),
     }
+
+
+def _media(workers: Workers) -> Media:
+    return Media(count=workers.alive().get(MEDIA_QUEUE, 0), rtf=workers.rtf(MEDIA_QUEUE))
 
 
 def _json(body: Any, status: int = 200, **headers: str) -> Response:

@@ -153,6 +153,7 @@ def build(settings: Settings) -> Services:
             max_queued=settings.max_queued,
             max_wait_seconds=settings.max_wait_seconds,
             tenant_max_queued=settings.tenant_max_queued,
+            tenant_max_running=settings.tenant_max_running,
         ),
         metrics_from=tuple(settings.metrics_allowed_cidrs),
     )

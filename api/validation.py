@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from api.bodies import pointer, read_json
 from api.problems import Fault, NoWorker, RequestRefused
 from api.schemas import CLASSES, DEFAULT_LIFE, FORMATS, JobRequest, VoiceRef
-from jobs.job import JobClass, NewJob, TenantId
+from jobs.job import TERMINAL, Job, JobClass, JobEnded, JobUnended, NewJob, Status, TenantId
 from jobs.targets import TargetRefused, TargetUnresolved
 from jobs.workers import ServedModel
 from speech.text import prepare, speakable
@@ -59,16 +59,7 @@ def new_job(
         _refuse(faults)
         raise NoWorker(default_model)
     if served is None:
-        allowed = tuple(sorted({default_model, *(model.model for model in models)}))
-        faults.append(
-            Fault(
-                pointer="/model",
-                code="model_not_found",
-                detail="no worker has served this model",
-                allowed=allowed,
-            )
-        )
-        raise RequestRefused(faults)
+        raise RequestRefused([*faults, _unknown_model(models, default_model, pointer="/model")])
     voice = _voice(request.voice, served.info)
     if voice is None:
         voices = tuple(str(known["id"]) for known in served.info["voices"])
@@ -110,16 +101,31 @@ def new_job(
     )
 
 
-def served_model(name: str, models: Sequence[ServedModel]) -> ServedModel:
+def served_model(name: str, models: Sequence[ServedModel], *, default_model: str) -> ServedModel:
     """Return a model that some worker serves or has served.
 
     Raises:
-        NoWorker: nobody knows it any more.
+        RequestRefused: nobody knows it any more.
+        NoWorker: likewise, and it is the default model.
     """
     served = _served(name, models)
-    if served is None:
+    if served is not None:
+        return served
+    if name == default_model:
         raise NoWorker(name)
-    return served
+    raise RequestRefused([_unknown_model(models, default_model, pointer="")])
+
+
+def check_retry(job: Job) -> None:
+    """Return when a job ended without audio, so that it may be tried again.
+
+    Raises:
+        JobUnended, JobEnded.
+    """
+    if job.status not in TERMINAL:
+        raise JobUnended(job.id)
+    if job.status is Status.COMPLETED:
+        raise JobEnded(job.id, job.status)
 
 
 def read_no_members(request: Request) -> None:
@@ -236,6 +242,15 @@ def _nul_faults(request: JobRequest) -> list[Fault]:
 
 def _served(name: str, models: Sequence[ServedModel]) -> ServedModel | None:
     return next((model for model in models if model.model == name), None)
+
+
+def _unknown_model(models: Sequence[ServedModel], default_model: str, *, pointer: str) -> Fault:
+    return Fault(
+        pointer=pointer,
+        code="model_not_found",
+        detail="no worker has served this model",
+        allowed=tuple(sorted({default_model, *(model.model for model in models)})),
+    )
 
 
 def _voice(asked: str | VoiceRef | None, info: Mapping[str, Any]) -> Mapping[str, Any] | None:

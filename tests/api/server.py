@@ -31,18 +31,21 @@ class Api:
     port: int
     database: Path
     secret: str
+    #: The key of another tenant.
+    other: str
     log: Path
 
     def ask(
         self, method: str, path: str, body: bytes | None = None, **headers: str
     ) -> tuple[int, dict[str, str], Any]:
-        """Return status, headers (lower case) and JSON of one request."""
+        """Return status, headers (lower case) and JSON, or text, of one request."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=10)
         try:
             connection.request(method, path, body, {"X-API-Key": self.secret} | headers)
             reply = connection.getresponse()
             named = {name.lower(): value for name, value in reply.getheaders()}
-            return reply.status, named, json.loads(reply.read())
+            body = reply.read()
+            return reply.status, named, json.loads(body) if "json" in named["content-type"] else body.decode()
         finally:
             connection.close()
 
@@ -60,13 +63,18 @@ class Api:
 
 
 @contextmanager
-def api(folder: Path, *, broker: str = "redis://127.0.0.1:1/0", url: str | None = None) -> Iterator[Api]:
+def api(
+    folder: Path, *, broker: str = "redis://127.0.0.1:1/0", url: str | None = None, **settings: str
+) -> Iterator[Api]:
     """Give an API that has ended when the block is left; its database is SQLite unless `url` is another."""
     url = url or f"sqlite:///{folder}/voxfleet.db"
     migrate.upgrade(url)
     database = Database(url)
-    WorkerRegistry(database).publish("w1", queue="cpu.tone", model="tone", info=TONE)
-    secret = KeyStore(database).create("tests").secret
+    WorkerRegistry(database).publish(
+        "w1", queue="cpu.tone", model="tone", info=TONE, rtf=0.1, seconds_per_char=0.5
+    )
+    keys = KeyStore(database)
+    secret, other = keys.create("tests").secret, keys.create("another").secret
     database.close()
     (port,) = free_ports(1)
     environ = os.environ | {
@@ -78,8 +86,11 @@ def api(folder: Path, *, broker: str = "redis://127.0.0.1:1/0", url: str | None 
         "VOXFLEET_S3_ENDPOINT": "http://127.0.0.1:1",
         "VOXFLEET_S3_ACCESS_KEY_ID": "id",
         "VOXFLEET_S3_SECRET_ACCESS_KEY": "secret",
+        **{f"VOXFLEET_{name.upper()}": value for name, value in settings.items()},
     }
-    served = Api(port=port, database=folder / "voxfleet.db", secret=secret, log=folder / "api.log")
+    served = Api(
+        port=port, database=folder / "voxfleet.db", secret=secret, other=other, log=folder / "api.log"
+    )
     command = [sys.executable, "-P", "-m", "cli.main", "api"]
     with served.log.open("wb") as log:
         process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

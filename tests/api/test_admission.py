@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from datetime import datetime
 from typing import Any
@@ -12,9 +13,10 @@ from werkzeug.test import TestResponse
 from api.admission import LONGEST_RETRY, UNKNOWN_RETRY, Limits
 from api.app import create_app
 from api.backlog import RecentBacklog
+from api.models import KEPT_SECONDS
 from jobs.database import DatabaseUnavailable
-from jobs.job import JobClass, TenantId
-from jobs.store import Backlog, Running
+from jobs.job import Job, JobClass, NewJob, TenantId
+from jobs.store import Backlog
 
 from .conftest import TONE, World
 
@@ -134,6 +136,28 @@ def test_trying_again_is_limited_like_asking(world: World, limits: dict[str, int
     assert int(reply.headers["Retry-After"]) >= 1
 
 
+def test_what_cannot_be_tried_again_is_told_before_what_is_full(world: World) -> None:
+    done = world.post({"input": TEN}).get_json()
+    world.complete(done["id"])
+    _limit(world, max_queued=1)
+    waiting = world.post({"input": TEN}).get_json()
+
+    for job, code in ((done, "job_completed"), (waiting, "job_not_finished")):
+        reply = world.client.post(f"/v1/speech/jobs/{job['id']}/retry", headers={"X-API-Key": world.secret})
+        _refused(reply, 409, code)
+
+
+def test_a_tenant_whose_jobs_wait_for_another_model_is_told_of_that_one(world: World) -> None:
+    world.workers.publish("w2", queue="gpu.other", model="other", info=TONE, rtf=1, seconds_per_char=0.5)
+    _limit(world, tenant_max_queued=1)
+    assert world.post({"input": TEN, "model": "other"}).status_code == 202
+
+    reply = world.post({"input": TEN})
+
+    _refused(reply, 429, "too_many_jobs")
+    assert reply.headers["Retry-After"] == "5"
+
+
 def _seconds(job: dict[str, Any]) -> float:
     """Return how long after its creation a job is expected to be completed."""
     eta, created = (datetime.fromisoformat(job[name]) for name in ("eta", "created_at"))
@@ -172,6 +196,47 @@ def test_a_job_that_has_ended_or_that_nobody_serves_has_no_estimate(world: World
     assert world.post({"input": TEN}).get_json()["eta"] is None
 
 
+def test_a_stored_job_is_answered_for_although_the_database_goes_away(world: World) -> None:
+    _limit(world)
+    assert world.post({"input": TEN}).status_code == 202
+    create = world.store.create
+
+    def last(new: NewJob, *, max_queued: int | None = None) -> Job:
+        job = create(new, max_queued=max_queued)
+        _take_away(world)
+        time.sleep(KEPT_SECONDS)
+        return job
+
+    world.store.create = last  # type: ignore[method-assign]
+
+    reply = world.post({"input": TEN})
+
+    assert reply.status_code == 202
+    assert reply.get_json()["eta"] is not None
+
+
+def test_a_job_is_told_of_without_an_estimate_when_that_cannot_be_made(world: World) -> None:
+    _limit(world)
+    job = world.post({"input": TEN}).get_json()
+    _take_away(world)
+    time.sleep(KEPT_SECONDS)
+
+    reply = world.get(f"/v1/speech/jobs/{job['id']}")
+
+    assert (reply.status_code, reply.get_json()["eta"]) == (200, None)
+
+
+def _take_away(world: World) -> None:
+    """Let no question about the fleet be answered any more."""
+
+    def away(*_: object) -> Any:
+        raise DatabaseUnavailable("away")
+
+    for port, names in ((world.workers, ("models", "alive", "rtf")), (world.store, ("backlog", "running"))):
+        for name in names:
+            setattr(port, name, away)
+
+
 # --- the backlog that the API knows ----------------------------------------------------------------------
 
 
@@ -181,7 +246,17 @@ def _lane(jobs: int) -> Backlog:
     )
 
 
-def test_the_backlog_is_asked_for_once_a_second_and_more_seldom_when_that_is_slow(world: World) -> None:
+def _jobs(recent: RecentBacklog, queue: str = "q") -> int:
+    return recent.snapshot().of(queue).jobs
+
+
+def _settle(recent: RecentBacklog) -> None:
+    """Wait for a question that is under way."""
+    with recent._asking:
+        return
+
+
+def test_the_backlog_is_asked_for_once_a_second_and_more_seldom_when_that_is_slow() -> None:
     now, asked = [0.0], []
     cost = 0.01
 
@@ -190,10 +265,7 @@ def test_the_backlog_is_asked_for_once_a_second_and_more_seldom_when_that_is_slo
         now[0] += cost
         return [_lane(len(asked))]
 
-    def running() -> list[Running]:
-        return []
-
-    recent = RecentBacklog(backlog, running, clock=lambda: now[0])
+    recent = RecentBacklog(backlog, list, clock=lambda: now[0])
     for _ in range(300):
         recent.snapshot()
         _settle(recent)
@@ -209,29 +281,66 @@ def test_the_backlog_is_asked_for_once_a_second_and_more_seldom_when_that_is_slo
     assert (len(asked) - before) * cost <= (now[0] - begun) / 18
 
 
-def _settle(recent: RecentBacklog) -> None:
-    """Wait for a question that is under way."""
-    with recent._asking:
-        return
+def test_nobody_waits_while_a_recent_backlog_is_asked_for_again() -> None:
+    now, asked, answer = [0.0], [], threading.Event()
+
+    def backlog() -> list[Backlog]:
+        asked.append(now[0])
+        if len(asked) > 1:
+            answer.wait(5)
+        return [_lane(len(asked))]
+
+    recent = RecentBacklog(backlog, list, clock=lambda: now[0], patience=5)
+    assert _jobs(recent) == 1
+    now[0] += 1.1
+    begun = time.monotonic()
+    assert [_jobs(recent) for _ in range(10)] == [1] * 10
+    assert time.monotonic() - begun < 1
+
+    answer.set()
+    _settle(recent)
+    assert (_jobs(recent), len(asked)) == (2, 2)
+
+
+def test_what_was_so_long_ago_is_asked_for_anew_and_waited_for_a_little() -> None:
+    now, jobs, hangs = [0.0], [7], threading.Event()
+
+    def backlog() -> list[Backlog]:
+        if jobs[0] < 0:
+            hangs.wait(5)
+        return [_lane(jobs[0])]
+
+    recent = RecentBacklog(backlog, list, clock=lambda: now[0], patience=0.2)
+    assert _jobs(recent) == 7
+    jobs[0], now[0] = 1, 3600.0
+    assert _jobs(recent) == 1
+
+    jobs[0], now[0] = -1, 7200.0
+    begun = time.monotonic()
+    snapshot = recent.snapshot()
+    assert time.monotonic() - begun < 1
+    assert (snapshot.of("q").jobs, snapshot.is_old) == (1, True)
+    hangs.set()
+    _settle(recent)
 
 
 def test_what_was_accepted_since_counts_and_is_not_counted_twice(world: World) -> None:
     job = world.store.create(_new(world))
     now = [0.0]
     recent = RecentBacklog(world.store.backlog, world.store.running, clock=lambda: now[0])
-    assert _jobs(recent) == 1
+    assert _jobs(recent, "cpu.tone") == 1
     other = world.store.create(_new(world))
     recent.accepted(other)
-    assert _jobs(recent) == 2
+    assert _jobs(recent, "cpu.tone") == 2
 
-    now[0] += 2
+    now[0] += 1.5
     recent.snapshot()
     _settle(recent)
-    assert _jobs(recent) == 2
+    assert _jobs(recent, "cpu.tone") == 2
     world.store.cancel(job.id, job.tenant_id)
 
 
-def test_an_outage_leaves_the_backlog_of_a_while_ago(world: World) -> None:
+def test_an_outage_leaves_the_backlog_of_a_while_ago() -> None:
     now, down = [0.0], [False]
 
     def backlog() -> list[Backlog]:
@@ -240,17 +349,13 @@ def test_an_outage_leaves_the_backlog_of_a_while_ago(world: World) -> None:
         return [_lane(7)]
 
     recent = RecentBacklog(backlog, list, clock=lambda: now[0])
-    assert _jobs(recent, "q") == 7
+    assert _jobs(recent) == 7
     down[0] = True
     now[0] += 10
-    recent.snapshot()
-    _settle(recent)
 
-    assert _jobs(recent, "q") == 7
+    snapshot = recent.snapshot()
 
-
-def _jobs(recent: RecentBacklog, queue: str = "cpu.tone") -> int:
-    return sum(lane.jobs for lane in recent.snapshot().lanes.get(queue, []))
+    assert (snapshot.of("q").jobs, snapshot.is_old) == (7, True)
 
 
 def _new(world: World) -> Any:

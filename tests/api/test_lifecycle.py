@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 from werkzeug.test import TestResponse
 
+from api.app import create_app
 from jobs.job import JobClass
 
-from .conftest import PUBLIC_URL, World
+from .conftest import PUBLIC_URL, TONE, World
 
 
 def _call(world: World, job_id: str, verb: str, **arguments: Any) -> TestResponse:
@@ -88,6 +90,7 @@ def test_a_job_is_cancelled_and_saying_it_again_changes_nothing(world: World) ->
     first, second = _call(world, job["id"], "cancel"), _call(world, job["id"], "cancel", json={})
 
     assert (first.status_code, second.status_code) == (200, 200)
+    assert world.marks.queues[-1] == "cpu.webhooks"
     assert first.get_json()["status"] == "cancelled"
     assert second.get_json() == first.get_json()
     assert world.get(f"/v1/speech/jobs/{job['id']}").get_json()["status"] == "cancelled"
@@ -199,3 +202,51 @@ def test_a_job_under_way_or_completed_is_not_tried_again(world: World) -> None:
     reply = _call(world, job["id"], "retry")
     assert (reply.status_code, reply.get_json()["code"]) == (409, "job_completed")
     assert "Retry-After" not in reply.headers
+
+
+def test_a_job_of_a_model_that_nobody_knows_any_more_is_refused_as_a_new_one_is(world: World) -> None:
+    world.workers.publish("w2", queue="gpu.other", model="other", info=TONE)
+    default, other = _submit(world), _submit(world, model="other")
+    for job in (default, other):
+        _call(world, job["id"], "cancel")
+    world.workers.models = list  # type: ignore[method-assign,assignment]
+    world.client = create_app(world.services).test_client()
+
+    reply = _call(world, default["id"], "retry")
+    assert (reply.status_code, reply.get_json()["code"]) == (503, "no_worker")
+    assert reply.headers["Retry-After"] == "5"
+    reply = _call(world, other["id"], "retry")
+    assert (reply.status_code, reply.get_json()["code"]) == (422, "model_not_found")
+    assert reply.get_json()["errors"][0]["allowed"] == ["tone"]
+
+
+def test_a_job_is_tried_again_on_the_queue_of_its_model_at_present(world: World) -> None:
+    job = _submit(world)
+    _call(world, job["id"], "cancel")
+    world.workers.publish("w2", queue="gpu.tone", model="tone", info=TONE)
+    world.client = create_app(world.services).test_client()
+    world.marks.queues.clear()
+
+    again = _call(world, job["id"], "retry").get_json()
+
+    assert world.marks.queues == ["gpu.tone"]
+    claim = world.store.claim("gpu.tone", holder="w")
+    assert claim is not None
+    assert claim.job.id == again["id"]
+
+
+# --- expiring --------------------------------------------------------------------------------------------
+
+
+def test_a_job_whose_deadline_passed_has_no_audio_is_not_cancelled_and_may_be_tried_again(
+    world: World,
+) -> None:
+    job = _submit(world, deadline=1)
+    time.sleep(1.1)
+    assert world.store.expire(limit=10) == 1
+
+    assert world.get(f"/v1/speech/jobs/{job['id']}").get_json()["status"] == "expired"
+    for reply in (world.get(f"/v1/speech/jobs/{job['id']}/audio"), _call(world, job["id"], "cancel")):
+        assert (reply.status_code, reply.get_json()["code"]) == (409, "job_expired")
+    again = _call(world, job["id"], "retry").get_json()
+    assert (again["retry_of"], again["deadline"]) == (job["id"], None)

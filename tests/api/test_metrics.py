@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from api import metrics
 from api.app import create_app
 from jobs.database import DatabaseUnavailable
 
@@ -38,11 +42,11 @@ def test_the_fleet_is_told_in_numbers(world: World) -> None:
     found = _samples(world)
 
     normal = (("class", "normal"), ("queue", "cpu.tone"))
-    assert found["voxfleet_jobs", normal] == 2
+    assert found["voxfleet_jobs_waiting", normal] == 1
     assert found["voxfleet_jobs_in_hand", normal] == 1
     assert found["voxfleet_characters_left", normal] == 12
     assert found["voxfleet_oldest_job_seconds", normal] >= 0
-    assert found["voxfleet_jobs", (("class", "low"), ("queue", "cpu.tone"))] == 1
+    assert found["voxfleet_jobs_waiting", (("class", "low"), ("queue", "cpu.tone"))] == 1
     assert found["voxfleet_workers", (("queue", "cpu.tone"),)] == 1
     assert found["voxfleet_rtf", (("model", "tone"),)] == 0.5
     assert found["voxfleet_seconds_per_character", (("model", "tone"),)] == 0.03
@@ -110,6 +114,39 @@ def test_a_part_that_is_away_is_left_out_and_said_to_be(world: World) -> None:
     assert found["voxfleet_up", (("part", "sweeper"),)] == 0
     assert found["voxfleet_up", (("part", "workers"),)] == 1
     assert not [name for name, _ in found if "sweeper" in name]
+
+
+def test_a_database_that_hangs_holds_up_no_scrape_for_long(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "LIMIT_SECONDS", 0.2)
+    hung = threading.Event()
+
+    def hang() -> Any:
+        hung.wait(5)
+        raise DatabaseUnavailable("locked")
+
+    world.workers.sweeper = world.workers.alive = hang  # type: ignore[method-assign]
+    world.client = create_app(world.services).test_client()
+    begun = time.monotonic()
+
+    found = _samples(world)
+
+    assert time.monotonic() - begun < 2
+    assert [found["voxfleet_up", (("part", part),)] for part in ("backlog", "workers", "sweeper")] == [
+        1,
+        0,
+        0,
+    ]
+    hung.set()
+
+
+def test_a_refused_job_is_counted_by_its_code(world: World) -> None:
+    object.__setattr__(world.services, "limits", replace(world.services.limits, tenant_max_queued=1))
+    world.client = create_app(world.services).test_client()
+    assert [world.post({"input": "Hello."}).status_code for _ in range(3)] == [202, 429, 429]
+
+    assert _samples(world)["voxfleet_refused_jobs_total", _labels(code="too_many_jobs")] == 2
 
 
 def test_every_metric_is_documented_and_none_that_is_not_there(world: World) -> None:

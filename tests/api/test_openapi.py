@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from openapi_spec_validator import validate
 from pydantic import BaseModel
 
 from api import schemas
+from api.app import create_app
 from jobs.events import ENDINGS, event_payload
 from jobs.views import job_body
 
@@ -65,13 +67,29 @@ def test_real_answers_are_as_described(world: World, spec: dict[str, Any]) -> No
 
     world.complete(job["id"])
     _conforms(world.get(f"/v1/speech/jobs/{job['id']}").get_json(), schemas.JobView, spec)
+    own = {"X-API-Key": world.secret}
+    unwanted = world.post({"input": "Hello.", "class": "low", "deadline": 60}).get_json()
+    for verb in ("cancel", "retry"):
+        told = world.client.post(f"/v1/speech/jobs/{unwanted['id']}/{verb}", headers=own).get_json()
+        _conforms(told, schemas.JobView, spec)
+    world.fail(told["id"])
     failing = world.post({"input": "Hello."}).get_json()
     world.fail(failing["id"])
     _conforms(world.get(f"/v1/speech/jobs/{failing['id']}").get_json(), schemas.JobView, spec)
 
 
 def test_errors_are_as_described(world: World, spec: dict[str, Any]) -> None:
+    job = world.post({"input": "Hello."}).get_json()
+    for limits in ({"tenant_max_queued": 1}, {"max_queued": 1}):
+        object.__setattr__(world.services, "limits", replace(world.services.limits, **limits))
+        world.client = create_app(world.services).test_client()
+        refused = world.post({"input": "Hello."})
+        assert refused.status_code in (429, 503)
+        _conforms(refused.get_json(), schemas.ProblemView, spec)
+    own = {"X-API-Key": world.secret}
     for reply in (
+        world.client.post(f"/v1/speech/jobs/{job['id']}/retry", headers=own),
+        world.client.post(f"/v1/speech/jobs/{job['id']}/cancel", headers=own, json={"a": 1}),
         world.post({"input": "", "seed": -1, "speed": 1}),
         world.post(b"{"),
         world.client.get("/v1/models"),

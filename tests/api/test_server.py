@@ -152,6 +152,53 @@ def _not_ready(served: Api) -> None:
     assert time.monotonic() - began < 3
 
 
+def test_a_job_is_cancelled_and_tried_again_by_its_owner_alone(served: Api) -> None:
+    job = served.submit()[2]
+    assert job["eta"] is not None
+    path = f"/v1/speech/jobs/{job['id']}"
+    for verb in ("cancel", "retry"):
+        status, _, body = served.ask("POST", f"{path}/{verb}", **{"X-API-Key": served.other})
+        assert (status, body["code"]) == (404, "job_not_found")
+
+    status, _, cancelled = served.ask("POST", f"{path}/cancel")
+    assert (status, cancelled["status"]) == (200, "cancelled")
+    status, headers, again = served.ask("POST", f"{path}/retry")
+    assert (status, again["retry_of"]) == (202, job["id"])
+    assert headers["location"] == again["urls"]["self"]
+
+
+def test_a_full_fleet_says_when_to_come_back_and_takes_jobs_again_once_it_has_drained(
+    tmp_path: Path,
+) -> None:
+    with api(tmp_path, max_queued="2") as served:
+        waiting = [served.submit()[2] for _ in range(2)]
+        status, headers, body = served.submit()
+        assert (status, body["code"]) == (503, "queue_full")
+        # One job of six code points at half a second each.
+        assert headers["retry-after"] == "3"
+        assert (
+            served.ask("GET", "/metrics")[2].count('voxfleet_refused_jobs_total{code="queue_full"} 1.0') == 1
+        )
+
+        served.ask("POST", f"/v1/speech/jobs/{waiting[0]['id']}/cancel")
+        # Nobody asked in between: what was known then is no answer.
+        time.sleep(3)
+        assert served.submit()[0] == 202
+
+
+def test_metrics_are_told_while_the_write_lock_is_held_and_not_through_a_proxy(served: Api) -> None:
+    served.submit()
+    with _write_lock(served.database, 2.0):
+        began = time.monotonic()
+        status, headers, text = served.ask("GET", "/metrics")
+        assert time.monotonic() - began < 1
+
+    assert (status, headers["content-type"].partition(";")[0]) == (200, "text/plain")
+    assert 'voxfleet_up{part="backlog"} 1.0' in text
+    assert 'voxfleet_workers{queue="cpu.tone"}' in text
+    assert served.ask("GET", "/metrics", **{"X-Forwarded-For": "127.0.0.1"})[0] == 404
+
+
 def test_a_lock_in_postgresql_stops_nobody_else(tmp_path: Path, postgres: Postgres) -> None:
     def health_while_locked() -> float:
         with closing(psycopg.connect(url.replace("+psycopg", ""))) as holder:
