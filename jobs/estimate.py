@@ -253,27 +253,26 @@ def _start(asked: Asked, work: Work, workers: Workers) -> float:
             before.add_all(waiting)
     for tenant_id, (jobs, characters) in work.waiting.get(asked.job_class, NOTHING).lanes.items():
         if tenant_id != asked.tenant_id:
+            # The job that is its turn, and its share until all of our own lane is done.
             mean = min(characters / jobs, most)
-            # Its share until all of our own lane is done, and the job that is its turn then.
-            share = own + min(mean, turn)
-            if jobs * mean <= share:
-                before.add(jobs, mean)
-            else:
-                before.add(int(share / mean), mean)
-                before.add(1, share % mean)
+            first = min(mean, turn)
+            before.add(1, first)
+            before.pour(min(jobs * mean - first, own))
     free = [_free_in(running, asked, turn) for running in work.in_hand]
     free += [0.0] * (workers.count - len(free))
     return max(before.started(sorted(free)[: workers.count]), _room(asked, own, work, workers))
 
 
 class _Before:
-    """What is spoken before a job: each piece of it, while those are few, and how much it is in all."""
+    """What is spoken before a job: pieces, while those are few, and what may be shared out at will."""
 
     def __init__(self, *, limit: int) -> None:
         self._limit = limit
         self._count = 0
+        #: In all.
         self.characters = 0.0
         self._pieces: list[tuple[float, int]] = []
+        self._poured = 0.0
 
     def add(self, jobs: int, mean: float) -> None:
         """Add jobs of one length."""
@@ -291,15 +290,22 @@ class _Before:
             for jobs, characters in waiting.lanes.values():
                 self.add(jobs, characters / jobs)
 
+    def pour(self, characters: float) -> None:
+        """Add some of many jobs."""
+        self.characters += characters
+        self._poured += characters
+
     def started(self, free: list[float]) -> float:
         """Return when one of the workers that are free at these times, sorted, has come to the end of it."""
+        left = self.characters
         if self._count <= self._limit:
             # A few long ones leave the other workers free.
             for mean, jobs in sorted(self._pieces, reverse=True):
                 for _ in range(jobs):
                     heapq.heapreplace(free, free[0] + mean)
-            return free[0]
-        level, left = free[0], self.characters
+            free.sort()
+            left = self._poured
+        level = free[0]
         for number, (this, following) in enumerate(itertools.pairwise([*free, math.inf]), start=1):
             step = (following - this) * number
             if step >= left:

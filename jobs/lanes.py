@@ -68,10 +68,11 @@ _ROOM = text(
 )
 # Two workers must not both take a tenant's last place. Nobody waits for it while others may wait for him.
 _CLAIMS = text("SELECT pg_try_advisory_xact_lock(hashtextextended(:lane, 1))")
+# Materialized: PostgreSQL would count what is running once to compare and once more to sort.
 _LANES = (
     _WALK
     + f"""
-    SELECT tenant_id FROM (
+    , lanes AS MATERIALIZED (
         SELECT
             lane.tenant_id,
             {_RUNNING} AS running,
@@ -80,7 +81,8 @@ _LANES = (
                AND j.visible_at <= :now {{fits}}
              ORDER BY j.queued_at LIMIT 1) AS head
         FROM lane WHERE lane.tenant_id IS NOT NULL
-    ) AS lanes
+    )
+    SELECT tenant_id FROM lanes
     WHERE head IS NOT NULL AND running < :most_running
     ORDER BY running, head LIMIT :lanes
     """
@@ -102,7 +104,7 @@ _FITS_LENGTH = "AND j.audio_ms <= :longest"
 _SHORT = (
     _WALK
     + f"""
-    SELECT job.id, job.tenant_id FROM (
+    , short AS MATERIALIZED (
         SELECT
             {_RUNNING} AS running,
             (SELECT j.id FROM jobs AS j
@@ -110,7 +112,8 @@ _SHORT = (
                AND j.characters_left <= :left AND j.visible_at <= :now
              ORDER BY j.characters_left LIMIT 1) AS id
         FROM lane WHERE lane.tenant_id IS NOT NULL
-    ) AS short JOIN jobs AS job ON job.id = short.id
+    )
+    SELECT job.id, job.tenant_id FROM short JOIN jobs AS job ON job.id = short.id
     WHERE short.running < :most_running
     ORDER BY short.running, job.queued_at LIMIT :lanes
     """

@@ -179,7 +179,7 @@ def test_the_command_line_understands_every_command(name: str) -> None:
 
 
 def test_a_worker_has_longer_to_leave_than_it_takes() -> None:
-    from actors.worker import LEAVE_SECONDS
+    from actors.departure import LEAVE_SECONDS
 
     for name in ("worker-media", "worker-hibari", "sweeper"):
         assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) > LEAVE_SECONDS
