@@ -2,7 +2,7 @@
 BIN := .venv/bin
 DEV_STAMP := .venv/.installed-dev
 
-.PHONY: run install dev test test-fast lint clean
+.PHONY: run install dev test test-fast chaos lint clean
 
 # The shell becomes the fleet (exec), and the fleet ends with make, however make ends.
 run:
@@ -25,6 +25,10 @@ test: dev
 
 test-fast: dev
 	@exec $(BIN)/python -m pytest -m "not slow"
+
+# A storm of faults over a whole fleet, some ten minutes: `make chaos OPTIONS="--seed 7 --jobs 300"`.
+chaos: dev
+	@exec $(BIN)/python -m tests.faults.chaos $(OPTIONS)
 
 lint: dev
 	$(BIN)/ruff check

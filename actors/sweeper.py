@@ -14,6 +14,7 @@ from typing import Final
 from actors import scratch
 from actors.bell import SWEEPER_QUEUE, Bell, BrokerUnavailable
 from actors.departure import LEAVE_SECONDS, on_signals
+from actors.liveness import liveness
 from actors.presence import Account, Presence
 from actors.services import build
 from actors.staged import drop_staged
@@ -214,13 +215,18 @@ def run(settings: Settings) -> int:
         name="clearing",
         daemon=True,
     )
-    with presence:
+    with presence, liveness(settings.liveness_file) as beat:
+
+        def stopped(seconds: float) -> bool:
+            beat()
+            return departure.wait(seconds) or not clearing.is_alive()
+
         clearing.start()
         try:
             sweep_until(
                 sweep,
                 MOVING,
-                stopped=lambda seconds: departure.wait(seconds) or not clearing.is_alive(),
+                stopped=stopped,
                 ran=ran,
             )
             died = not departure.asked()

@@ -178,7 +178,7 @@ class Settings(BaseSettings):
     )
     liveness_file: Path | None = Field(
         default=None,
-        description="File that a worker touches once a second while it is well, for probes. "
+        description="File that a worker or sweeper touches once a second while it is well, for probes. "
         "Default: none. One for each process.",
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(

@@ -186,7 +186,13 @@ def work(lanes: Iterable[Lane], in_hand: Iterable[InHand]) -> Work:
 
 def until_start(asked: Asked, work: Work, workers: Workers) -> float:
     """Return in how many seconds a worker takes the job."""
-    return _start(asked, work, workers) * workers.seconds_per_char
+    # Where the picture is coarse: never later than a less urgent one.
+    begun = min(
+        _start(replace(asked, job_class=job_class), work, workers)
+        for job_class in JobClass
+        if job_class >= asked.job_class
+    )
+    return begun * workers.seconds_per_char
 
 
 def until_spoken(asked: Asked, work: Work, workers: Workers, *, start: float) -> float:
