@@ -43,7 +43,7 @@ ATTEMPTS: Final = 8
 #: A call may have been logged a moment after the worker was let go on.
 THAW_SECONDS: Final = 2.0
 #: So long after the database was away, or an answer of it was lost, a lease may run out for that.
-DATABASE_SECONDS: Final = 15.0
+DATABASE_SECONDS: Final = 8.0
 #: Chunks that a worker has in hand when it dies: one that is made, one that is stored.
 IN_HAND: Final = 2
 RATE: Final = 44_100

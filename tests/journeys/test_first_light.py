@@ -16,7 +16,8 @@ import pytest
 import standardwebhooks
 import urllib3
 
-from jobs.events import COMPLETED
+from jobs.events import ENDINGS
+from jobs.job import Status
 from tests.actors.doubles import receiver
 
 from .fleet import Fleet, fleet
@@ -159,7 +160,7 @@ def test_a_signed_webhook_tells_of_success_and_of_failure(tmp_path: Path) -> Non
 
     verifier = standardwebhooks.Webhook(secret)
     told = [verifier.verify(request.body, request.headers) for request in hook.requests]
-    assert [event["type"] for event in told].count(COMPLETED) == 2
+    assert [event["type"] for event in told].count(ENDINGS[Status.COMPLETED]) == 2
     repeats = [request for request in hook.requests if json.loads(request.body)["data"]["id"] == good["id"]]
     assert len({request.headers["webhook-id"] for request in repeats}) == 1
     assert len({request.body for request in repeats}) == 1
