@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from speech.checks import check_clip
-from speech.child import translate
+from speech.child import _answer, translate
 from speech.engine import (
     BadOutput,
     EngineDied,
@@ -28,7 +29,8 @@ from speech.engine import (
     UnknownVoice,
     UnsupportedText,
 )
-from speech.host import EngineHost, Interrupted
+from speech.engines.tone import tone
+from speech.host import PATIENCE_SECONDS, EngineHost, Interrupted
 
 pytestmark = pytest.mark.slow
 
@@ -426,3 +428,117 @@ def test_the_calls_of_a_replaced_child_are_in_the_log_once_each(tmp_path):
     calls = [json.loads(line) for line in log.read_text().splitlines()]
     assert [call["text"] for call in calls] == ["[[tone:exit]]", "Hello."]
     assert calls[0]["pid"] != calls[1]["pid"]
+
+
+# --- a call that nobody wants any more --------------------------------------------------------------------
+
+
+@pytest.fixture
+def slow():
+    """Give a host whose engine takes half of real time: 300 characters are 9 s of work in 75 pieces."""
+    with EngineHost("tone", FAULTS | {"rtf": "0.5"}, nice=0, chunk_seconds=60) as host:
+        host.start()
+        yield host
+
+
+def test_a_call_is_cancelled_between_two_pieces_and_the_child_lives_on(slow):
+    pid = slow.pid
+    pieces = slow.synthesize(ask("a" * 300))
+    next(pieces)
+    begun = time.monotonic()
+    pieces.close()
+
+    # To finish would have taken another nine seconds.
+    assert time.monotonic() - begun < 4
+    assert slow.pid == pid
+    assert is_alive(pid)
+    assert np.array_equal(speak(slow, "next"), tone("next", seed=0))
+
+
+def test_stop_is_looked_at_while_audio_comes_thick_and_fast():
+    # A piece every 12 ms: no wait for one is ever long.
+    with EngineHost("tone", {"rtf": "0.05"}, nice=0, chunk_seconds=60) as host:
+        host.start()
+        pid = host.pid
+        heard = []
+
+        def listen() -> None:
+            for piece in host.synthesize(ask("a" * 300), stop=lambda: len(heard) >= 5):
+                heard.append(piece)  # noqa: PERF402 - `stop` looks at it meanwhile
+
+        with pytest.raises(Interrupted):
+            listen()
+        assert len(heard) < 60
+        assert host.pid == pid
+        assert np.array_equal(speak(host, "next"), tone("next", seed=0))
+
+
+def test_a_call_that_cannot_be_cancelled_is_killed_in_the_end(slow):
+    pid = slow.pid
+    begun = time.monotonic()
+    looks = iter([False] * 20 + [True] * 10_000)
+    with pytest.raises(Interrupted):
+        list(slow.synthesize(ask("a[[tone:hang]]"), stop=lambda: next(looks)))
+
+    assert time.monotonic() - begun < PATIENCE_SECONDS + 4
+    assert not is_alive(pid)
+    assert np.array_equal(speak(slow, "next"), tone("next", seed=0))
+
+
+def test_whatever_is_cancelled_nothing_of_it_is_heard_in_the_next_call():
+    rng = random.Random(7)
+    with EngineHost("tone", FAULTS | {"rtf": "0.02"}, nice=0, chunk_seconds=30) as host:
+        host.start()
+        pid = host.pid
+        for number in range(120):
+            text = f"{number} " + "x" * rng.randrange(1, 290)
+            wanted = rng.choice([0, 1, 2, 3, 10_000])
+            pieces = []
+            call = host.synthesize(ask(text, seed=number))
+            with contextlib.closing(call):
+                for piece in call:
+                    pieces.append(piece)
+                    if len(pieces) > wanted:
+                        break
+            whole = tone(text, seed=number)
+            heard = np.concatenate(pieces)
+            assert np.array_equal(heard, whole[: heard.size]), number
+            if wanted == 10_000:
+                assert heard.size == whole.size, number
+        assert host.pid == pid, "no call cost the child its life"
+
+
+def test_what_an_engine_holds_is_given_back_on_its_own_thread_when_a_call_is_cancelled(tmp_path):
+    notes = tmp_path / "notes"
+    engine = SpyEngine(notes)
+    cancelled = iter([False, True])
+    read, write = os.pipe()
+    try:
+        problem, fatal = _answer(engine, ask("abc"), write, is_cancelled=lambda: next(cancelled))
+    finally:
+        os.close(read)
+        os.close(write)
+
+    assert (problem, fatal) == (None, False)
+    assert notes.read_text() == f"closed on {threading.get_ident()} after 2"
+
+
+class SpyEngine:
+    """Writes down how its generator ended."""
+
+    def __init__(self, notes: Path) -> None:
+        self._notes = notes
+        with EngineHost("tone", {}, nice=0, chunk_seconds=10) as host:
+            self.info = host.start()
+
+    def synthesize(self, request):
+        made = 0
+        try:
+            while True:
+                made += 1
+                yield np.zeros(10, np.float32)
+        finally:
+            self._notes.write_text(f"closed on {threading.get_ident()} after {made}")
+
+    def close(self):
+        return
