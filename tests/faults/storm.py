@@ -12,6 +12,7 @@ import heapq
 import os
 import random
 import signal
+import sqlite3
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +20,16 @@ from typing import Final, TypeAlias
 
 import psycopg
 
-from tests.faults.arena import LEASE_SECONDS, Arena, Process
+from tests.faults.arena import Arena, Process
 from tests.faults.proxy import Proxy
 from tests.servers import ServerFailed
 
 #: How long a fault looks for something to hit.
 LOOK_SECONDS: Final = 15.0
-FREEZE_SECONDS: Final = LEASE_SECONDS + 1.5
+#: What the driver's own questions may meet.
+AWAY: Final = (psycopg.Error, sqlite3.Error)
+#: How long a worker is out of reach, for another to take its job over.
+TAKEN_SECONDS: Final = 20.0
 #: Code points; more than the other worker speaks before the first one is back.
 MUCH: Final = 1_000
 #: A broker or a database that is started again at once is hardly missed.
@@ -83,14 +87,15 @@ def _encoding(arena: Arena) -> list[Process]:
 
 
 def _speaking(arena: Arena) -> list[Process]:
-    """Return the synthesis workers that have much to speak yet."""
-    with contextlib.suppress(psycopg.Error):
+    """Return the synthesis workers that have much to speak yet, of what another would soon take over."""
+    with contextlib.suppress(*AWAY):
         rows = arena.rows(
-            f"SELECT holder FROM jobs WHERE stage = 'synthesizing' AND characters_left >= {MUCH}"  # noqa: S608
+            "SELECT id FROM jobs"  # noqa: S608 - a number of our own
+            f" WHERE stage = 'synthesizing' AND class <= 2 AND characters_left >= {MUCH}"
         )
-        # `host:pid:random`; the driver is on the same host.
-        holders = {int(row["holder"].split(":")[1]) for row in rows if row["holder"] is not None}
-        return [process for process in arena.of_role("synth") if process.pid in holders]
+        holders, much = _holders(arena), {row["id"] for row in rows}
+        pids = {pid for job, pid in holders.items() if job in much}
+        return [process for process in arena.of_role("synth") if process.pid in pids]
     return []
 
 
@@ -111,7 +116,7 @@ def _killed(worker: str) -> Fault:
 
 
 def _frozen(worker: str) -> Fault:
-    """Return a fault that stops a worker, and what works for it, for longer than its lease."""
+    """Return a fault that stops a worker, and what works for it, until somebody else has its job."""
 
     def fault(kind: str, arena: Arena, dice: random.Random, _: Weather) -> Steps:
         victim = yield from _found(arena, dice, lambda: BUSY[worker](arena))
@@ -120,15 +125,15 @@ def _frozen(worker: str) -> Fault:
             return
         pids = [victim.pid, *(one.pid for one in arena.processes() if one.parent == victim.pid)]
         with _stopped(arena, pids):
-            arena.hit(kind, victim.name, pids=pids)
-            yield FREEZE_SECONDS
+            is_taken = yield from _taken_over(arena, dice, victim)
+            arena.hit(kind, _outcome(victim, is_taken), pids=pids)
 
     return fault
 
 
 def _isolated(worker: str) -> Fault:
-    """Return a fault that keeps back all that passes between a worker and the database, for longer than its
-    lease, and then delivers it: the writes of a zombie, which the fence must refuse.
+    """Return a fault that keeps back all that passes between a worker and the database until somebody else
+    has its job, and then delivers it: the writes of a zombie, which the fence must refuse.
     """
 
     def fault(kind: str, arena: Arena, dice: random.Random, _: Weather) -> Steps:
@@ -137,16 +142,44 @@ def _isolated(worker: str) -> Fault:
         if victim is None or line is None:
             arena.hit(kind, "nothing there")
             return
-        held = line.hold(victim.pid)
-        arena.hit(kind, victim.name, pids=[victim.pid], held=held)
         try:
-            yield FREEZE_SECONDS
+            held = line.hold(victim.pid)
+            is_taken = yield from _taken_over(arena, dice, victim)
+            arena.hit(kind, _outcome(victim, is_taken), pids=[victim.pid], held=held)
         finally:
             arena.thawed.append((victim.pid, time.time()))
             line.hold(None)
-            arena.journal.note("isolated no more", pid=victim.pid)
 
     return fault
+
+
+def _outcome(victim: Process, is_taken: bool) -> str:
+    return f"{victim.name}, {'until its job was taken over' if is_taken else 'and nobody took its job over'}"
+
+
+def _taken_over(arena: Arena, dice: random.Random, victim: Process) -> Generator[float, None, bool]:
+    """Wait until another worker has been busy with the victim's job for a moment; return whether it came to
+    that. Longer than a lease in any case.
+    """
+    end = time.monotonic() + TAKEN_SECONDS
+    job: str | None = None
+    while time.monotonic() < end:
+        yield 0.05
+        holders = _holders(arena)
+        job = job or next((job for job, pid in holders.items() if pid == victim.pid), None)
+        if job is not None and holders.get(job, victim.pid) != victim.pid:
+            yield dice.uniform(0.05, 0.4)
+            return True
+    return False
+
+
+def _holders(arena: Arena) -> dict[str, int]:
+    """Return who holds which job: a process id, for the driver is on the same host."""
+    with contextlib.suppress(*AWAY):
+        rows = arena.rows("SELECT id, holder FROM jobs WHERE holder IS NOT NULL")
+        # `host:pid:random`
+        return {row["id"]: int(row["holder"].split(":")[1]) for row in rows}
+    return {}
 
 
 def _freeze_api(kind: str, arena: Arena, dice: random.Random, _: Weather) -> Steps:
