@@ -24,7 +24,7 @@ from speech.checks import check_request
 from speech.engine import Engine, EngineError, EngineFailed, EngineUnavailable, OutOfMemory, SynthesisRequest
 from speech.niceness import give_way
 from speech.registry import UnknownEngine, find
-from speech.wire import Frame, FrameReader, Kind, WireClosed
+from speech.wire import Frame, FrameReader, Kind, WireClosed, WireCorrupt
 
 #: prctl(2)
 PR_SET_PDEATHSIG: Final = 1
@@ -131,9 +131,18 @@ def _serve(engine: Engine, reader: FrameReader, answers: int) -> int:
 
 
 def _is_cancelled(reader: FrameReader, number: int) -> bool:
-    """Whether the request in hand is not wanted any more; never waits."""
-    frame = reader.read(timeout=0)
-    return frame is not None and wire.cancels(frame, number)
+    """Whether the request in hand is not wanted any more; never waits.
+
+    Raises:
+        WireClosed: nobody is there to want it.
+        WireCorrupt: something else than a cancellation came.
+    """
+    while (frame := reader.read(timeout=0)) is not None:
+        if frame.kind is not Kind.CANCEL:
+            raise WireCorrupt(f"{frame.kind.name} in the middle of a request")
+        if wire.cancels(frame, number):
+            return True
+    return False
 
 
 def _answer(
@@ -153,7 +162,7 @@ def _answer(
             # What a generator holds is given back now, on this thread, and not when it is collected.
             if isinstance(pieces, Generator):
                 pieces.close()
-    except WireClosed:
+    except (WireClosed, WireCorrupt):
         raise
     except EngineError as error:
         return type(error)(*error.args), False

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
@@ -31,9 +32,9 @@ from speech.wire import Frame, FrameReader, Kind, WireClosed, WireCorrupt
 
 #: How often a wait looks at `stop` and `close`.
 LOOK_SECONDS: Final = 0.05
-#: How long a call that nobody wants may still run, at least, before its child is killed.
+#: How long a call that nobody wants may go on, and a child that was asked to leave may stay, at least.
 GRACE_SECONDS: Final = 1.0
-#: And at most, where a load takes as long: a leaving worker has ten seconds left when it breaks work off.
+#: How long such a call may go on at most: a leaving worker has ten seconds left when it breaks work off.
 PATIENCE_SECONDS: Final = 8.0
 BACKOFF_SECONDS: Final = 0.5
 BACKOFF_LIMIT_SECONDS: Final = 30.0
@@ -139,8 +140,8 @@ class EngineHost:
         """Yield the audio of one call as it comes.
 
         To leave early, close the iterator or let `stop` return True; either way the next call starts clean.
-        The engine is asked to stop at its next piece of audio, and killed only where it takes longer to get
-        there than it would to load anew.
+        The engine is asked to stop at its next piece of audio, and killed where it has not got there in
+        `patience` seconds.
 
         Raises:
             EngineError: what the engine raised; `EngineTimedOut` after `chunk_seconds`; `EngineDied`.
@@ -150,16 +151,17 @@ class EngineHost:
         self._take_turn(look)
         try:
             child = self._ready(look)
+            budget = _Budget(self._chunk_seconds)
             ended = False
             try:
-                yield from self._answers(child, request, look)
+                yield from self._answers(child, request, budget, look)
                 ended = True
             except EngineError:
                 ended = True
                 raise
             finally:
                 if not ended:
-                    self._settle(child)
+                    self._settle(child, budget)
             self._failures = 0
         finally:
             self._give_turn()
@@ -234,7 +236,7 @@ class EngineHost:
         loaded = False
         try:
             child.send(Frame(Kind.OPTIONS, json.dumps(self._options).encode()), timeout=self._load_seconds)
-            frame = self._wait(child, [self._load_seconds], stop)
+            frame = self._wait(child, _Budget(self._load_seconds), stop)
             if frame is None:
                 raise EngineUnavailable(
                     f"engine {self._engine} was not ready within {self._load_seconds:g} s"
@@ -253,13 +255,11 @@ class EngineHost:
         return child
 
     def _answers(
-        self, child: _Child, request: SynthesisRequest, stop: Callable[[], bool]
+        self, child: _Child, request: SynthesisRequest, budget: _Budget, stop: Callable[[], bool]
     ) -> Iterator[Samples]:
-        left = [self._chunk_seconds]
         try:
-            child.requests += 1
-            child.send(Frame(Kind.REQUEST, request.to_json().encode()), timeout=self._chunk_seconds)
-            while (frame := self._wait(child, left, stop)) is not None:
+            child.ask(request, timeout=budget.left)
+            while (frame := self._wait(child, budget, stop)) is not None:
                 if frame.kind is Kind.DONE:
                     return
                 if frame.kind is Kind.ERROR:
@@ -276,29 +276,28 @@ class EngineHost:
             f"engine {self._engine} took longer than {self._chunk_seconds:g} s and was killed"
         )
 
-    def _wait(self, child: _Child, left: list[float], stop: Callable[[], bool]) -> Frame | None:
-        """Return the next frame, or None once `left[0]` seconds of waiting are used up."""
-        while left[0] > 0:
-            before = time.monotonic()
+    def _wait(self, child: _Child, budget: _Budget, stop: Callable[[], bool]) -> Frame | None:
+        """Return the next frame, or None once the budget is used up. The time of `stop` is the caller's."""
+        while budget.left > 0:
             # Also while frames come thick and fast. Never between a frame and its return: one that says that
             # the call is over would be waited for in vain.
-            if before - self._looked_at >= LOOK_SECONDS:
-                self._looked_at = before
+            if time.monotonic() - self._looked_at >= LOOK_SECONDS:
                 self._look(stop)
-            frame = child.reader.read(min(LOOK_SECONDS, left[0]))
-            left[0] -= time.monotonic() - before
+                self._looked_at = time.monotonic()
+            before = time.monotonic()
+            frame = child.reader.read(min(LOOK_SECONDS, budget.left))
+            budget.left -= time.monotonic() - before
             if frame is not None:
                 return frame
         return None
 
-    def _settle(self, child: _Child) -> None:
+    def _settle(self, child: _Child, budget: _Budget) -> None:
         """Make sure that nothing of an abandoned call reaches the next one."""
         if self._child is not child:
             return
-        patience = min(max(GRACE_SECONDS, min(self._load_took, PATIENCE_SECONDS)), self._chunk_seconds)
-        end = time.monotonic() + patience
+        end = time.monotonic() + patience(load_seconds=self._load_took, left=budget.left)
         try:
-            child.send(wire.cancel(child.requests), timeout=GRACE_SECONDS)
+            child.cancel(timeout=GRACE_SECONDS)
             while not self._closed.is_set() and (left := end - time.monotonic()) > 0:
                 frame = child.reader.read(min(LOOK_SECONDS, left))
                 if frame is not None and frame.kind in (Kind.DONE, Kind.ERROR):
@@ -325,6 +324,22 @@ class EngineHost:
         child.retire(patience)
         if self._child is child:
             self._child = None
+
+
+def patience(*, load_seconds: float, left: float) -> float:
+    """Return how many seconds to wait for a cancelled call to end before its child is killed.
+
+    A kill costs the next call a load, so that waiting pays for as long as the last load took. `left` is what
+    the call had before its own limit; it would have been killed then in any case.
+    """
+    return max(0.0, min(max(load_seconds, GRACE_SECONDS), PATIENCE_SECONDS, left))
+
+
+@dataclass(slots=True)
+class _Budget:
+    """Seconds that may still be spent waiting for one answer."""
+
+    left: float
 
 
 class _Child:
@@ -362,8 +377,8 @@ class _Child:
             os.close(answer_in)
         os.set_blocking(self._requests, False)
         self.reader = FrameReader(answers)
-        #: Requests sent so far; the last one's number.
-        self.requests = 0
+        #: How many there were so far, which is the number of the last one.
+        self._requests_sent = 0
         self._retired = False
         self._listener = threading.Thread(
             target=_listen, args=(self.process, engine), name=f"{engine}-output", daemon=True
@@ -372,6 +387,14 @@ class _Child:
 
     def send(self, frame: Frame, *, timeout: float) -> None:
         wire.write(self._requests, frame, timeout=timeout)
+
+    def ask(self, request: SynthesisRequest, *, timeout: float) -> None:
+        self._requests_sent += 1
+        self.send(Frame(Kind.REQUEST, request.to_json().encode()), timeout=timeout)
+
+    def cancel(self, *, timeout: float) -> None:
+        """Ask it to end the last request, which may be over."""
+        self.send(wire.cancel(self._requests_sent), timeout=timeout)
 
     def idle(self) -> bool:
         """Whether it lives and, as it should between calls, sends nothing (an end of file is something)."""
