@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -13,7 +14,7 @@ from actors.bell import MEDIA_QUEUE
 from actors.departure import FINISH_SECONDS, LEAVE_SECONDS, Departure
 from actors.synthesize import Synthesis, chunk_seed, synthesize, voiced
 from jobs.database import Database, DatabaseUnavailable
-from jobs.job import Claim, Clip, Stage, Status
+from jobs.job import Claim, Clip, Job, Stage, Status
 from jobs.store import JobStore
 from jobs.tables import jobs as jobs_table
 from speech.audio import pcm_s16le
@@ -204,6 +205,13 @@ def test_an_outage_of_the_store_is_not_the_jobs_fault(
     assert jobs.get(job.id, "ten_a").stage is Stage.ENCODING
 
 
+def _until_recorded(jobs: JobStore, job: Job) -> None:
+    end = time.monotonic() + 10
+    while not jobs.clips(job.id):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def test_a_job_that_was_taken_by_another_worker_is_left_alone(
     work: Synthesis, jobs: JobStore, engine: FakeEngine, database: Database, bells: Bells
 ) -> None:
@@ -211,6 +219,8 @@ def test_a_job_that_was_taken_by_another_worker_is_left_alone(
 
     def steal(_: object) -> None:
         if len(engine.spoken) == 2:
+            # The first clip is staged while the second one is made.
+            _until_recorded(jobs, job)
             _let_go(database)
             assert jobs.claim("cpu.fake", holder="w2") is not None
 
