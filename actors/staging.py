@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from actors.renewal import Renewal
+from jobs.database import DatabaseUnavailable
 from jobs.job import Claim, Clip, Fenced
 from jobs.store import JobStore
 from speech.audio import pcm_s16le
@@ -61,7 +62,7 @@ class Staging:
     ) -> None:
         try:
             self.flush()
-        except Exception as failure:
+        except (Fenced, StoreError, DatabaseUnavailable) as failure:
             if error is None:
                 raise
             # The job's fate is decided by what broke its work off; this clip is made again.

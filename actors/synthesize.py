@@ -58,11 +58,13 @@ class Speaker(Protocol):
 
 @dataclass(slots=True)
 class Habits:
-    """What was seen of an engine."""
+    """What was seen by the jobs before."""
 
     #: Whether it gives a clip in several pieces, between which it can stop. One that gives it whole would
     #: have to be killed, and a load takes longer than a chunk.
     streams: bool = False
+    #: Whether the object store was away when a clip was to be staged: what is made now would be lost.
+    store_is_away: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +102,23 @@ def synthesize(work: Synthesis) -> None:
         queue=work.queue,
         jobs=work.jobs,
         ring=work.ring,
-        claim=partial(work.jobs.claim, work.queue, holder=work.holder),
+        claim=partial(_claim, work),
         go_on=lambda: not work.departure.asked(),
     )
     turn.take(lambda claim, lease: _speak(work, claim, lease), judge=partial(_judge, work))
+
+
+def _claim(work: Synthesis) -> Claim | None:
+    """Take the best job, unless its clips could not be stored."""
+    if work.habits.store_is_away:
+        try:
+            work.objects.check()
+        except StoreError as error:
+            # The sweeper rings again.
+            log.debug("nothing is claimed: %s", error)
+            return None
+        work.habits.store_is_away = False
+    return work.jobs.claim(work.queue, holder=work.holder)
 
 
 def _speak(work: Synthesis, claim: Claim, lease: Renewal) -> Claim | None:
@@ -266,7 +281,7 @@ def _judge(work: Synthesis, _claim: Claim, error: Exception) -> Verdict:
             return Verdict(error=reason, remedy=Remedy.NONE)
         case StoreError():
             reason = JobError(code="storage_error", message="the object store did not take a clip")
-            waits = isinstance(error, StoreUnavailable)
+            waits = work.habits.store_is_away = isinstance(error, StoreUnavailable)
             return Verdict(error=reason, remedy=Remedy.WAIT if waits else Remedy.RETRY)
         case _:
             return Verdict(error=UNEXPECTED, remedy=Remedy.RETRY)

@@ -17,7 +17,7 @@ COPY speech/ speech/
 COPY storage/ storage/
 # Wheels alone: a package that would have to be compiled stops the build here.
 RUN /opt/venv/bin/pip install --no-cache-dir --disable-pip-version-check --only-binary :all: \
-    -c requirements/constraints.txt .
+    -c requirements/constraints.txt ".[rabbitmq]"
 
 
 FROM python:3.11-slim-bookworm

@@ -19,7 +19,7 @@ COPY storage/ storage/
 ARG ENGINES=hibari
 # Wheels alone: a package that would have to be compiled stops the build here.
 RUN /opt/venv/bin/pip install --no-cache-dir --disable-pip-version-check --only-binary :all: \
-    -c requirements/constraints.txt ".[${ENGINES}]"
+    -c requirements/constraints.txt ".[rabbitmq,${ENGINES}]"
 
 
 FROM python:3.11-slim-bookworm

@@ -189,15 +189,18 @@ def test_a_silent_clip_is_not_recorded(work: Synthesis, jobs: JobStore, objects:
     assert jobs.get(job.id, "ten_a").failures == 1
 
 
-def test_an_outage_of_the_store_is_not_the_jobs_fault(
-    work: Synthesis, jobs: JobStore, objects: MemoryStore, database: Database
+def test_an_outage_of_the_store_is_not_the_jobs_fault_and_no_engine_works_for_nothing(
+    work: Synthesis, jobs: JobStore, objects: MemoryStore, engine: FakeEngine, database: Database
 ) -> None:
     job = ask(jobs, TEXT)
     objects.down = True
+    synthesize(work)
+    begun = len(engine.spoken)
     for _ in range(5):
-        synthesize(work)
         _let_go(database)
+        synthesize(work)
     assert jobs.get(job.id, "ten_a").failures == 0
+    assert len(engine.spoken) == begun, "what it made would have been lost"
 
     objects.down = False
     synthesize(work)

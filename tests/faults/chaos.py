@@ -52,8 +52,8 @@ class Scale:
     rtf: float = 0.015
     #: Characters of the longest texts.
     longest: int = 8_000
-    #: How long all that is left may take, once the storm is over.
-    drain_seconds: float = 90.0
+    #: How long all that is left may take, once the storm is over: a bound, for machines that are busy.
+    drain_seconds: float = 180.0
     #: Whether to wait until the sweeper has cleared up after jobs that failed or were cancelled.
     patient: bool = False
     listened: int = 6
@@ -165,7 +165,7 @@ def _staged(ground: Arena, *, patient: bool) -> list[str]:
 def _until(ground: Arena, left: Callable[[], Sequence[object]], *, seconds: float) -> Sequence[object]:
     """Wait until nothing is left, for so long at most; return what is."""
     end = time.monotonic() + seconds
-    while (found := left()) and time.monotonic() < end:
+    while (found := left()) and time.monotonic() < end and ground.fleet.process.poll() is None:
         ground.wait(0.3)
     return found
 
@@ -178,6 +178,9 @@ def _leave(ground: Arena, outcome: Outcome) -> None:
         if process.role in ("ffmpeg", "engine") and process.parent <= 1
     ]
     outcome.findings += [f"{orphan.name} {orphan.pid} has lost its parent and lives" for orphan in orphans]
+    if (early := ground.fleet.process.poll()) is not None:
+        # First, for all else follows from it.
+        outcome.findings.insert(0, f"`voxfleet up` ended with {early} before it was told to")
     codes = ground.stop_extras()
     outcome.findings += [f"{name} ended with {code}" for name, code in codes.items() if code != 0]
     status = ground.fleet.stop()

@@ -16,6 +16,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, TypeAlias
 
 import psycopg
@@ -154,7 +155,17 @@ def _isolated(worker: str) -> Fault:
 
 
 def _outcome(victim: Process, is_taken: bool) -> str:
+    if not _lives(victim):
+        # Another fault was faster: it will never write anything late.
+        return f"{victim.name}, which died meanwhile"
     return f"{victim.name}, {'until its job was taken over' if is_taken else 'and nobody took its job over'}"
+
+
+def _lives(victim: Process) -> bool:
+    with contextlib.suppress(OSError):
+        state = Path(f"/proc/{victim.pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0]
+        return state != "Z"
+    return False
 
 
 def _taken_over(arena: Arena, dice: random.Random, victim: Process) -> Generator[float, None, bool]:
@@ -163,7 +174,7 @@ def _taken_over(arena: Arena, dice: random.Random, victim: Process) -> Generator
     """
     end = time.monotonic() + TAKEN_SECONDS
     job: str | None = None
-    while time.monotonic() < end:
+    while time.monotonic() < end and _lives(victim):
         yield 0.05
         holders = _holders(arena)
         job = job or next((job for job, pid in holders.items() if pid == victim.pid), None)
