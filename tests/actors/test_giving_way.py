@@ -190,13 +190,13 @@ def _slow(now: list[float]) -> Pace:
     return pace
 
 
+@pytest.mark.parametrize("cut", [0, 1], ids=["the first chunk", "a later chunk"])
 def test_a_live_job_cuts_the_chunk_in_hand_and_the_chunk_is_made_again_whole(
-    jobs: JobStore, objects: MemoryStore
+    jobs: JobStore, objects: MemoryStore, cut: int
 ) -> None:
     engine = Streaming()
     now = [0.0]
     book = ask(jobs, BOOK)
-    work = _work(jobs, objects, engine, clock=lambda: now[0])
     asked = threading.Event()
     live: list[Job] = []
 
@@ -208,7 +208,7 @@ def test_a_live_job_cuts_the_chunk_in_hand_and_the_chunk_is_made_again_whole(
             return waits
 
     def at(request: SynthesisRequest, number: int) -> None:
-        if len(engine.spoken) == 2 and number == 3:
+        if len(engine.spoken) == cut + 1 and number == 3:
             live.append(ask(jobs, LINE, tenant="ten_b", job_class=JobClass.LIVE))
             assert asked.wait(10), "nobody asked for live jobs"
             # What asks and what it sets are two steps.
@@ -225,14 +225,15 @@ def test_a_live_job_cuts_the_chunk_in_hand_and_the_chunk_is_made_again_whole(
         departure=Departure(),
         broken=lambda reason: None,
         pace=_slow(now),
+        habits=Habits(streams=True),
         clock=lambda: now[0],
     )
     synthesize(work)
 
-    assert _spoken(engine)[2] == LINE
-    assert _spoken(engine)[1] not in engine.whole[:2], "it was cut"
-    assert _spoken(engine)[3] == _spoken(engine)[1], "and made again, whole"
-    assert engine.spoken[3].seed == engine.spoken[1].seed
+    assert _spoken(engine)[cut + 1] == LINE
+    assert _spoken(engine)[cut] not in engine.whole[: cut + 1], "it was cut"
+    assert _spoken(engine)[cut + 2] == _spoken(engine)[cut], "and made again, whole"
+    assert engine.spoken[cut + 2].seed == engine.spoken[cut].seed
     _whole(jobs, book, BOOK)
     _whole(jobs, live[0], LINE)
 
