@@ -7,10 +7,11 @@ object is an `EngineFactory` (`speech.registry`).
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import ClassVar, Final, Protocol, Self, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Final, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,9 @@ Samples = npt.NDArray[np.float32]
 
 #: In `EngineInfo.languages`: the engine takes any language.
 ANY_LANGUAGE: Final = "*"
+
+#: `EngineInfo.options` of an engine that has none.
+NO_OPTIONS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 Options = TypeVar("Options", bound=BaseModel)
 
@@ -50,6 +54,18 @@ class UnknownVoice(EngineError):
     """The engine has no such voice."""
 
     code = "unknown_voice"
+
+
+class BadReference(EngineError):
+    """The reference clip of a voice cannot be used: unreadable, too short, too long, silent."""
+
+    code = "bad_reference"
+
+
+class BadOption(EngineError):
+    """The engine has no such option, or it is out of its range."""
+
+    code = "invalid_engine_option"
 
 
 class TextTooLong(EngineError):
@@ -105,6 +121,8 @@ ERRORS: Final[dict[str, type[EngineError]]] = {
         UnsupportedText,
         UnsupportedLanguage,
         UnknownVoice,
+        BadReference,
+        BadOption,
         TextTooLong,
         BadOutput,
         OutOfMemory,
@@ -116,14 +134,42 @@ ERRORS: Final[dict[str, type[EngineError]]] = {
 }
 
 
+#: Where a voice comes from: the engine's own, a clip of a speaker, a file of the engine's own format, or the
+#: words of each request alone.
+VoiceKind = Literal["builtin", "reference", "style", "design"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Voice:
     """A voice that an engine has."""
 
     id: str
     name: str
-    #: BCP 47.
+    #: BCP 47; `ANY_LANGUAGE` when it speaks whatever the engine does.
     language: str
+    kind: VoiceKind = "builtin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """What an engine can do beyond speaking a text in one of its voices."""
+
+    #: A call gives several pieces of audio, the first long before the last.
+    streaming: bool = False
+    #: It speaks in the voice of a reference clip.
+    cloning: bool = False
+    #: A call can go on in the voice of an earlier one (`KeepsVoice`).
+    continuation: bool = False
+    #: `SynthesisRequest.style`: words that describe voice or delivery.
+    design: bool = False
+    #: `SynthesisRequest.speed`.
+    speed: bool = False
+    #: `SynthesisRequest.seed` decides the audio.
+    seed: bool = False
+    #: Expression tags that it acts out, as they are written in a text: `<laugh>`.
+    tags: tuple[str, ...] = ()
+    #: The model could take several texts in one call; this host gives it one at a time.
+    batch: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +186,7 @@ class EngineInfo:
     languages: tuple[str, ...]
     voices: tuple[Voice, ...]
     default_voice: str
-    #: Longest text of one call, in Unicode code points.
+    #: Longest text of one call, in Unicode code points; `longest` knows the exceptions.
     max_chars: int
     #: `cpu`, `cuda`, ...: everything but `cpu` is served from a `gpu.` queue.
     device: str
@@ -154,6 +200,38 @@ class EngineInfo:
     max_seconds_per_char: float
     #: What the shortest text may take on top: breaths, leading and trailing silence.
     max_extra_seconds: float
+    features: Features = Features()
+    #: `max_chars` of single languages, by primary subtag.
+    max_chars_by_language: Mapping[str, int] = field(default_factory=dict)
+    #: Length at which it sounds best, where that is shorter than what it takes, likewise.
+    preferred_chars: int | None = None
+    preferred_chars_by_language: Mapping[str, int] = field(default_factory=dict)
+    #: Seconds of audio after which a call ends, finished or not; None where it does not.
+    max_seconds: float | None = None
+    #: Calls that one loaded engine can serve at a time.
+    concurrency: int = 1
+    #: Number format of the weights in memory.
+    dtype: str = "float32"
+    #: Memory on the device, or of the process where that is `cpu`, in MB; None while nobody has measured it.
+    memory_mb: int | None = None
+    #: What was loaded: a hub id with its revision, a folder's name, a URL without credentials.
+    weights: str = ""
+    #: Name of the inaudible mark on all of its audio, or None.
+    watermark: str | None = None
+    #: JSON Schema (2020-12) of `SynthesisRequest.options`: an object without additional properties.
+    options: Mapping[str, Any] = field(default_factory=lambda: dict(NO_OPTIONS))
+    #: Options that make a call take less memory at some cost in quality; tried when nothing else helps.
+    thrift: Mapping[str, Any] = field(default_factory=dict)
+
+    def longest(self, language: str) -> int:
+        """Return how many code points of `language` (BCP 47) one call takes."""
+        return self.max_chars_by_language.get(_primary(language), self.max_chars)
+
+    def preferred(self, language: str) -> int:
+        """Return how long a chunk of `language` should be at most; never more than `longest`."""
+        wished = self.preferred_chars_by_language.get(_primary(language), self.preferred_chars)
+        longest = self.longest(language)
+        return longest if wished is None else min(wished, longest)
 
     def speaks(self, language: str) -> bool:
         """Whether `language` (BCP 47, compared without regard to case) is one of `languages`."""
@@ -185,10 +263,21 @@ class SynthesisRequest:
     language: str
     #: 0 to 2**32 - 1.
     seed: int
+    #: How to say it, in words; only for engines with `Features.design`.
+    style: str | None = None
+    #: 1 is as the voice speaks by itself, 2 twice as fast; only for engines with `Features.speed`.
+    speed: float = 1.0
+    #: As `EngineInfo.options` describes them.
+    options: Mapping[str, Any] = field(default_factory=dict)
+    #: What `KeepsVoice.voice_state` returned after an earlier call of the same job, here or elsewhere.
+    voice_state: bytes | None = None
+    #: Whether the voice state of this call is wanted.
+    keeps_voice: bool = False
 
     def to_json(self) -> str:
         """Return this as a JSON object in ASCII: even a lone surrogate passes. `from_json` reads it back."""
-        return json.dumps(asdict(self))
+        state = None if self.voice_state is None else base64.b64encode(self.voice_state).decode()
+        return json.dumps(asdict(self) | {"options": dict(self.options), "voice_state": state})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
@@ -197,7 +286,10 @@ class SynthesisRequest:
         Raises:
             ValueError, TypeError: the text is something else.
         """
-        return cls(**json.loads(text))
+        values = json.loads(text)
+        if values.get("voice_state") is not None:
+            values["voice_state"] = base64.b64decode(values["voice_state"], validate=True)
+        return cls(**values)
 
 
 class Engine(Protocol):
@@ -209,6 +301,8 @@ class Engine(Protocol):
     def synthesize(self, request: SynthesisRequest) -> Iterator[Samples]:
         """Yield the audio of `request.text` as soon as each part of it is final.
 
+        A generator is closed when its call is not wanted any more: what its `finally` frees is freed then.
+
         Raises:
             EngineError: one of `ERRORS`.
         """
@@ -216,6 +310,35 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free what the engine holds."""
+        ...
+
+
+@runtime_checkable
+class KeepsVoice(Protocol):
+    """An engine that draws a voice where none is given, and can go on in it."""
+
+    def voice_state(self) -> bytes | None:
+        """Return what makes a later call, in whatever process, go on in the voice of the last one, which ended
+        whole; None where the request decided the voice.
+        """
+        ...
+
+
+@runtime_checkable
+class FreesMemory(Protocol):
+    """An engine whose runtime keeps memory that it does not need."""
+
+    def free(self) -> None:
+        """Give it back. Called after a call that failed, when nothing holds its frames any more."""
+        ...
+
+
+@runtime_checkable
+class TellsMemory(Protocol):
+    """An engine on a device with memory of its own."""
+
+    def device_bytes(self) -> int:
+        """Return how much of it this process holds now."""
         ...
 
 
@@ -240,6 +363,15 @@ class EngineFactory(Protocol):
         ...
 
 
+class DescribedFactory(EngineFactory, Protocol):
+    """A factory that can tell of its engine before loading it; documentation and `voxfleet models` ask it."""
+
+    @property
+    def about(self) -> EngineInfo:
+        """What is known without weights: voices and device may be others once it is loaded."""
+        ...
+
+
 def read_options(model: type[Options], values: Mapping[str, str], *, engine: str) -> Options:
     """Read an engine's options from their text, for `EngineFactory.load`.
 
@@ -257,3 +389,25 @@ def read_options(model: type[Options], values: Mapping[str, str], *, engine: str
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
         raise EngineUnavailable(f"options of engine {engine}: {faults}") from None
+
+
+def call_options(model: type[Options], values: Mapping[str, Any], *, engine: str) -> Options:
+    """Read `SynthesisRequest.options`, for `Engine.synthesize`.
+
+    Raises:
+        BadOption: with the name of the option that is unknown or out of its range; never its value.
+    """
+    try:
+        return model.model_validate(dict(values), strict=True)
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+        raise BadOption(f"options of engine {engine}: {faults}") from None
+
+
+def option_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """Return `EngineInfo.options` of a pydantic model that forbids unknown members."""
+    return model.model_json_schema()
+
+
+def _primary(language: str) -> str:
+    return language.replace("_", "-").partition("-")[0].lower()
