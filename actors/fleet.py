@@ -10,7 +10,8 @@ import dramatiq
 from actors.bell import DELIVER, ENCODE, MEDIA_QUEUE, SYNTHESIZE, WEBHOOK_QUEUE
 from actors.deliver import Outbox, deliver
 from actors.encode import Media, encode
-from actors.synthesize import Synthesis, synthesize
+from actors.making import Synthesis
+from actors.synthesize import synthesize
 
 #: An actor that takes no arguments: its message is a doorbell.
 Ringable = dramatiq.Actor[[], None]

@@ -7,6 +7,10 @@ from typing import Final
 
 #: What one piece of work leaves of the weight of those before it: the last twenty or so count.
 _KEPT: Final = 0.95
+#: How many times as long as usual a chunk may take before it hangs, and how long in any case: a machine that
+#: is busy with other things slows down as much.
+_SLACK: Final = 12.0
+_LEAST_SECONDS: Final = 20.0
 
 
 class Pace:
@@ -40,3 +44,8 @@ class Pace:
         """Processing seconds per code point, or None before the first text."""
         with self._lock:
             return self._seconds / self._characters if self._characters else None
+
+    def limit(self, characters: int) -> float | None:
+        """Return after how many seconds a chunk can be taken to hang; None before the first piece."""
+        usual = self.seconds_per_char
+        return None if usual is None else max(_LEAST_SECONDS, _SLACK * usual * characters)

@@ -33,6 +33,9 @@ class Account:
     #: Processing seconds per second of audio, and per code point; None while unknown.
     rtf: float | None = None
     seconds_per_char: float | None = None
+    #: See `jobs.workers.WorkerRegistry.publish`.
+    max_chars_learned: int | None = None
+    breaker: str | None = None
 
 
 class Presence:
@@ -92,6 +95,8 @@ class Presence:
                 info=told.info,
                 rtf=told.rtf,
                 seconds_per_char=told.seconds_per_char,
+                max_chars_learned=told.max_chars_learned,
+                breaker=told.breaker,
             )
         except DatabaseUnavailable as error:
             log.warning("could not publish this worker: %s", error)

@@ -18,7 +18,7 @@ from jobs.job import Claim, Clip, Fenced
 from jobs.store import JobStore
 from speech.audio import pcm_s16le
 from speech.chunks import Chunk
-from speech.engine import EngineInfo, Samples
+from speech.engine import Samples
 from storage.keys import staged_key
 from storage.store import ObjectStore, StoreError
 
@@ -26,6 +26,7 @@ log = logging.getLogger("voxfleet.actors")
 
 #: Bits of a sample of a staged clip.
 _S16: Final = "S16LE"
+_BYTES: Final = "application/octet-stream"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,14 @@ class Made:
     chunk: Chunk
     seed: int
     samples: Samples
-    info: EngineInfo
+    #: Hz.
+    sample_rate: int
+    #: What made them: `EngineInfo.revision`, or `notice`.
+    revision: str
+    #: The voice state that this clip began, to be stored before it is recorded.
+    voice_state: bytes | None = None
+    #: Key of the voice state that it goes on with, or began.
+    voice_state_key: str | None = None
 
 
 class Staging:
@@ -91,10 +99,12 @@ class Staging:
 
     def _stage(self, made: Made) -> None:
         """Store the clip, then record it: the row is the checkpoint."""
-        claim, info = self._claim, made.info
+        claim = self._claim
+        if made.voice_state is not None and made.voice_state_key is not None:
+            self._objects.put(made.voice_state_key, made.voice_state, content_type=_BYTES)
         body = pcm_s16le(made.samples)
         key = staged_key(claim.job.id, epoch=claim.job.epoch, seq=made.seq)
-        self._objects.put(key, body, content_type=clip_type(info.sample_rate))
+        self._objects.put(key, body, content_type=clip_type(made.sample_rate))
         clip = Clip(
             seq=made.seq,
             text_start=made.chunk.start,
@@ -104,9 +114,10 @@ class Staging:
             key=key,
             sha256=hashlib.sha256(body).hexdigest(),
             samples=len(made.samples),
-            sample_rate=info.sample_rate,
+            sample_rate=made.sample_rate,
             seed=made.seed,
-            engine_revision=info.revision,
+            engine_revision=made.revision,
+            voice_state_key=made.voice_state_key,
         )
         record: Callable[[], None] = partial(self._jobs.record, claim, clip)
         try:

@@ -41,6 +41,8 @@ class Verdict:
 
     error: JobError
     remedy: Remedy
+    #: How long it waits, where that is its remedy.
+    seconds: float = OUTAGE_SECONDS
 
 
 class Fate(Enum):
@@ -140,7 +142,7 @@ class Turn:
     def _write_down(self, claim: Claim, verdict: Verdict, cause: Exception) -> None:
         remedy, error = verdict.remedy, verdict.error
         if remedy is Remedy.WAIT:
-            self.jobs.postpone(claim, error, seconds=OUTAGE_SECONDS)
+            self.jobs.postpone(claim, error, seconds=verdict.seconds)
         elif remedy is Remedy.NONE:
             self.jobs.fail(claim, error)
         elif self.jobs.retry_later(claim, error) is not None:

@@ -22,19 +22,27 @@ from pydantic import ValidationError
 
 from actors import fleet, scratch
 from actors.bell import MEDIA_QUEUE, WEBHOOK_QUEUE, connect, synthesis_queue
+from actors.counts import Counts
 from actors.deliver import Outbox
 from actors.departure import Departure, on_signals
 from actors.encode import Media
+from actors.making import Synthesis
 from actors.pace import Pace
 from actors.presence import Account, Presence
+from actors.rescue import Rescue
 from actors.services import Services, build, webhook_secret
 from actors.serving import Guest, Serve, make_worker, serve
-from actors.synthesize import Synthesis
+from actors.standing import Fleet
+from actors.trials import Trials
 from config.settings import MissingSetting, Settings, SettingsError, complaints, engine_options, load
+from jobs.workers import OPEN
 from speech import ffmpeg, registry
+from speech.breaker import Breaker
 from speech.encode import Mp3Encoder
 from speech.engine import EngineInfo, EngineUnavailable
-from speech.host import EngineHost, Interrupted
+from speech.host import EngineHost, Interrupted, Lifetime
+from speech.ladder import Learned
+from speech.notice import notice
 from speech.registry import UnknownEngine, find
 
 log = logging.getLogger("voxfleet.worker")
@@ -59,12 +67,22 @@ def run_synth(
     serve_with = serve_with or functools.partial(serve, liveness_file=settings.liveness_file)
     services = build(settings)
     try:
-        find(model)
+        factory = find(model)
     except UnknownEngine as error:
         log.error("%s", error)
         return 1
     options = engine_options(os.environ, model)
-    with EngineHost(model, options, nice=settings.cpu_nice, chunk_seconds=settings.chunk_seconds) as host:
+    if settings.voices_dir is not None and "voices_dir" in factory.options.model_fields:
+        options.setdefault("voices_dir", str(settings.voices_dir.absolute()))
+    growth = None if settings.recycle_mb is None else settings.recycle_mb * 1_000_000
+    host = EngineHost(
+        model,
+        options,
+        nice=settings.cpu_nice,
+        chunk_seconds=settings.chunk_seconds,
+        lifetime=Lifetime(calls=settings.recycle_chunks, growth_bytes=growth),
+    )
+    with host:
         try:
             info = host.start(stop=departure.asked)
         except EngineUnavailable as error:
@@ -80,7 +98,17 @@ def run_synth(
             broken.append(reason)
             departure.ask()
 
-        pace = Pace()
+        pace, learned, breaker, counts = Pace(), Learned(), Breaker(), Counts()
+        standing = Fleet(
+            services.workers,
+            worker_id=services.holder,
+            model=model,
+            queue=queue,
+            fallback=settings.fallback_model,
+        )
+        rescue = Rescue(
+            jobs=services.jobs, ring=services.ring, standing=standing, counts=counts, notice=notice
+        )
         described = _described(info)
         fleet.declare_synthesis(
             broker,
@@ -93,17 +121,29 @@ def run_synth(
                 ring=services.ring,
                 departure=departure,
                 broken=leave_broken,
+                rescue=rescue,
+                breaker=breaker,
+                learned=learned,
                 pace=pace,
+                first_audio_seconds=settings.first_audio_seconds,
             ),
         )
+
+        def account() -> Account:
+            ends = {f"engine.{cause}": count for cause, count in host.ends.items()}
+            return Account(
+                info=described | {"counts": counts.all() | ends},
+                rtf=pace.rtf,
+                seconds_per_char=pace.seconds_per_char,
+                max_chars_learned=learned.limit,
+                breaker=None if breaker.is_closed else OPEN,
+            )
+
         log.info("model %s is loaded; serving %s", model, queue)
-        with Presence(
-            services.workers,
-            worker_id=services.holder,
-            queue=queue,
-            model=model,
-            account=lambda: Account(info=described, rtf=pace.rtf, seconds_per_char=pace.seconds_per_char),
-        ):
+        presence = Presence(
+            services.workers, worker_id=services.holder, queue=queue, model=model, account=account
+        )
+        with presence, Trials(breaker, host, changed=presence.publish, ring=lambda: services.ring(queue)):
             serve_with([make_worker(broker, {queue}, threads=1)], departure)
     if broken:
         log.error("model %s cannot be loaded any more: %s", model, broken[0])

@@ -13,6 +13,7 @@ from api.bodies import pointer, read_json
 from api.problems import Fault, NoWorker, RequestRefused
 from api.schemas import CLASSES, DEFAULT_LIFE, FORMATS, JobRequest, VoiceRef
 from jobs.job import TERMINAL, Job, JobClass, JobEnded, JobUnended, NewJob, Status, TenantId
+from jobs.substitutes import engine_language, voice_language
 from jobs.targets import TargetRefused, TargetUnresolved
 from jobs.workers import ServedModel
 from speech.text import prepare, speakable
@@ -261,20 +262,9 @@ def _voice(asked: str | VoiceRef | None, info: Mapping[str, Any]) -> Mapping[str
 
 
 def _language(asked: str | None, voice: Mapping[str, Any] | None, info: Mapping[str, Any]) -> str | None:
-    """Return the engine's own tag for what was asked, since engines compare whole tags."""
-    if asked is None:
-        # A voice of every language: RFC 5646 calls it undetermined.
-        return str(voice["language"]).replace("*", "und") if voice else ""
-    known = [str(language) for language in info["languages"]]
-    if "*" in known:
-        return asked
-    exact = (tag for tag in known if tag.lower() == asked.lower())
-    near = (tag for tag in known if _primary(tag) == _primary(asked))
-    return next(exact, None) or next(near, None)
-
-
-def _primary(tag: str) -> str:
-    return tag.partition("-")[0].lower()
+    if asked is not None:
+        return engine_language(asked, info)
+    return voice_language(voice) if voice else ""
 
 
 def _check_webhook(url: str, check_target: CheckTarget) -> None:

@@ -153,6 +153,32 @@ class Settings(BaseSettings):
         gt=0,
         description="Hard limit for one chunk: the engine is killed when it takes longer.",
     )
+    first_audio_seconds: float = Field(
+        default=3.0,
+        gt=0,
+        description="How long a live job waits for its first sound once a worker has it; then the fallback "
+        "model speaks it, or a notice is heard. An engine that gives whole clips gets twice its usual time.",
+    )
+    fallback_model: str | None = Field(
+        default=None,
+        pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        description="Model that speaks a job when its own has no memory for it. Default: none. "
+        "A request's `fallback` wins.",
+    )
+    voices_dir: Path | None = Field(
+        default=None,
+        description="Folder of reference voices for engines that clone: `name.wav`, and `name.txt` with what "
+        "it says. Read when a worker starts. Default: none.",
+    )
+    recycle_chunks: int | None = Field(
+        default=None, ge=1, description="Chunks after which an engine is started afresh. Default: never."
+    )
+    recycle_mb: int | None = Field(
+        default=1024,
+        ge=1,
+        description="Growth of an engine's memory, resident or on its device, in MB, after which it is "
+        "started afresh. Default: 1024.",
+    )
     cpu_nice: int = Field(
         default=10,
         ge=0,

@@ -75,6 +75,8 @@ class Move(StrEnum):
     SPEAK_OUT = "speak out"
     #: A recorded clip was lost, and is to be made again.
     REMAKE = "remake"
+    #: Its engine cannot speak it: another one is to speak the whole of it.
+    HAND_OVER = "hand over"
     #: The audio is encoded; its key is in the ledger.
     UPLOAD = "upload"
     #: The audio is stored.
@@ -99,6 +101,7 @@ MOVES: Final[Mapping[Move, Mapping[State, State]]] = {
     Move.RECORD: {SYNTHESIZING: SYNTHESIZING},
     Move.SPEAK_OUT: {SYNTHESIZING: ENCODING},
     Move.REMAKE: {ENCODING: SYNTHESIZING},
+    Move.HAND_OVER: {SYNTHESIZING: SYNTHESIZING},
     Move.UPLOAD: {ENCODING: UPLOADING},
     Move.COMPLETE: {UPLOADING: COMPLETED},
     Move.FAIL: {SYNTHESIZING: FAILED, ENCODING: FAILED, UPLOADING: FAILED},
@@ -114,6 +117,10 @@ STATES: Final = (QUEUED, SYNTHESIZING, ENCODING, UPLOADING, COMPLETED, FAILED, C
 TERMINAL: Final = frozenset(
     state.status for state in STATES if not any(state in steps for steps in MOVES.values())
 )
+
+
+#: In `NewJob.fallback`: no other model may speak it.
+NO_FALLBACK: Final = "none"
 
 
 class JobNotFound(LookupError):
@@ -173,6 +180,30 @@ class JobWarning:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Manner:
+    """How a text is to be said, beyond voice and language."""
+
+    #: In words.
+    style: str | None = None
+    #: 1 is as the voice speaks by itself.
+    speed: float = 1.0
+    #: Options of the engine, as its own JSON Schema describes them.
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Substitute:
+    """A model that speaks a job in the place of the one that was asked for, and how."""
+
+    model: str
+    queue: str
+    voice: str
+    language: str
+    #: Those of the job's manner that it understands.
+    manner: Manner = Manner()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedAudio:
     """The finished audio of a job, as it lies in the object store."""
 
@@ -208,6 +239,13 @@ class NewJob:
     job_class: JobClass = JobClass.NORMAL
     #: Seconds within which it must be started, or it is not wanted any more.
     deadline: int | None = None
+    manner: Manner = Manner()
+    #: The model that speaks it when its own cannot; `NO_FALLBACK` for none, None for the fleet's.
+    fallback: str | None = None
+    #: What its owner should know from the start.
+    warnings: tuple[JobWarning, ...] = ()
+    #: Its own model cannot speak now: this one does, and `queue` is its queue.
+    substitute: Substitute | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,6 +331,8 @@ class Clip:
     sample_rate: int
     seed: int
     engine_revision: str
+    #: Key of the engine's voice state that it goes on with, or began.
+    voice_state_key: str | None = None
 
     @property
     def milliseconds(self) -> int:
@@ -321,6 +361,17 @@ class Claim:
     errors: tuple[str, ...] = ()
     #: Seconds of the lease, from the moment of the claim.
     lease_seconds: float
+    #: How it is to be said, by the engine of its queue.
+    manner: Manner = Manner()
+    #: Its voice and language there.
+    voice: str
+    language: str
+    #: See `NewJob`.
+    fallback: str | None = None
+    #: The model that speaks it in place of its own, if one does.
+    substitute: str | None = None
+    #: Key of the engine's voice state that its recorded clips were made with, if any was.
+    voice_state_key: str | None = None
 
 
 def new_id(prefix: str, *, now: float | None = None) -> str:

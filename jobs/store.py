@@ -44,12 +44,14 @@ from jobs.job import (
     JobNotFound,
     JobUnended,
     JobWarning,
+    Manner,
     Move,
     NewJob,
     PublishedAudio,
     Stage,
     State,
     Status,
+    Substitute,
     TenantId,
     TooManyQueued,
     error_from,
@@ -165,7 +167,14 @@ class JobStore:
         with self._db.write() as connection:
             self._check_queued(connection, new.tenant_id, max_queued)
             now = self._db.now(connection)
-            request = {"input": new.input, "seed": new.seed, "webhook_url": new.webhook_url}
+            request = {
+                "input": new.input,
+                "seed": new.seed,
+                "webhook_url": new.webhook_url,
+                "manner": asdict(new.manner),
+                "fallback": new.fallback,
+                "substitute": None if new.substitute is None else asdict(new.substitute),
+            }
             values: dict[str, Any] = {
                 "class": int(new.job_class),
                 "model": new.model,
@@ -177,8 +186,11 @@ class JobStore:
                 "expires_in": new.expires_in,
                 "metadata": json.dumps(dict(new.metadata), ensure_ascii=False),
                 "deadline": None if new.deadline is None else now + new.deadline,
+                "degraded": new.substitute is not None,
+                "warnings": _warnings(new.warnings),
             }
-            return self._store(connection, values, new.tenant_id, new.queue, now)
+            queue = new.queue if new.substitute is None else new.substitute.queue
+            return self._store(connection, values, new.tenant_id, queue, now)
 
     def retry(self, job_id: str, tenant_id: TenantId, *, queue: str, max_queued: int | None = None) -> Job:
         """Store a new job that asks for the same as one that ended without audio. It has no deadline.
@@ -203,7 +215,12 @@ class JobStore:
             self._check_queued(connection, tenant_id, max_queued)
             asked = row["class"] if row["aged_from"] is None else row["aged_from"]
             values = {name: row[name] for name in (*same, "metadata")}
-            values |= {"class": asked, "retry_of": row["id"]}
+            request = json.loads(row["request"]) | {"substitute": None}
+            values |= {
+                "class": asked,
+                "retry_of": row["id"],
+                "request": json.dumps(request, ensure_ascii=False),
+            }
             return self._store(connection, values, tenant_id, queue, self._db.now(connection))
 
     def cancel(self, job_id: str, tenant_id: str) -> Job:
@@ -522,6 +539,56 @@ class JobStore:
             self._write(connection, claim, Move.REMAKE, values)
             return None
 
+    def hand_over(self, claim: Claim, to: Substitute, warning: JobWarning) -> None:
+        """Give the whole job to another engine; its recorded clips are dropped, so that one voice speaks all.
+
+        Safe to say again after a lost answer: the row is no longer ours then.
+        """
+        with self._db.write() as connection:
+            now = self._db.now(connection)
+            connection.execute(delete(clips).where(clips.c.job == claim.job.id))
+            stored = connection.execute(
+                select(jobs.c.request, jobs.c.warnings, jobs.c.spoken_text, jobs.c.characters).where(
+                    leases.fence(jobs, claim.job.id, claim.job.epoch)
+                )
+            ).one_or_none()
+            if stored is None:
+                raise Fenced(claim.job.id)
+            request = json.loads(stored.request) | {"substitute": asdict(to)}
+            characters = stored.characters if stored.spoken_text is None else len(stored.spoken_text)
+            values = leases.released(visible_at=now) | {
+                "queue": to.queue,
+                "synthesis_queue": to.queue,
+                # It has waited its turn once.
+                "queued_at": jobs.c.created_at,
+                "request": json.dumps(request, ensure_ascii=False),
+                "characters_left": characters,
+                "audio_ms": 0,
+                "chunks_total": None,
+                "chunks_done": 0,
+                "failures": 0,
+                "degraded": True,
+                "warnings": _with_warnings(stored.warnings, (warning,)),
+                "version": jobs.c.version + 1,
+            }
+            self._write(connection, claim, Move.HAND_OVER, values)
+
+    def warn(self, claim: Claim, warning: JobWarning, *, degraded: bool) -> None:
+        """Tell the owner of a job in hand something, once for each code."""
+        with self._db.write() as connection:
+            stored = connection.execute(
+                select(jobs.c.warnings).where(leases.fence(jobs, claim.job.id, claim.job.epoch))
+            ).scalar_one_or_none()
+            if stored is None:
+                raise Fenced(claim.job.id)
+            values: dict[str, Any] = {
+                "warnings": _with_warnings(stored, (warning,)),
+                "version": jobs.c.version + 1,
+            }
+            if degraded:
+                values["degraded"] = True
+            self._write(connection, claim, Move.RECORD, values)
+
     def clips(self, job_id: JobId) -> list[Clip]:
         """Return the recorded clips in the order of the text."""
         with self._db.read() as connection:
@@ -811,13 +878,28 @@ class JobStore:
             .one()
         )
         spans = connection.execute(
-            select(clips.c.text_start, clips.c.text_end, clips.c.seq)
+            select(clips.c.text_start, clips.c.text_end, clips.c.seq, clips.c.voice_state_key)
             .where(clips.c.job == row["id"])
             .order_by(clips.c.text_start, clips.c.seq)
         ).all()
         request = json.loads(row["request"])
+        substitute = request.get("substitute")
+        spoken_by = substitute or {
+            "voice": row["voice"],
+            "language": row["language"],
+            # A job that an older release stored has none.
+            "manner": request.get("manner", {}),
+        }
         return Claim(
             job=_job(taken),
+            manner=Manner(**spoken_by["manner"]),
+            voice=spoken_by["voice"],
+            language=spoken_by["language"],
+            fallback=request.get("fallback"),
+            substitute=None if substitute is None else substitute["model"],
+            voice_state_key=next(
+                (span.voice_state_key for span in spans if span.voice_state_key is not None), None
+            ),
             input=request["input"],
             seed=request["seed"],
             webhook_url=request["webhook_url"],
@@ -1024,7 +1106,19 @@ def _clip(row: RowMapping) -> Clip:
         sample_rate=row["sample_rate"],
         seed=int(row["seed"]),
         engine_revision=row["engine_revision"],
+        voice_state_key=row["voice_state_key"],
     )
+
+
+def _warnings(warnings: Sequence[JobWarning]) -> str:
+    return json.dumps([asdict(warning) for warning in warnings], ensure_ascii=False)
+
+
+def _with_warnings(stored: str, warnings: Sequence[JobWarning]) -> str:
+    """Return the warnings of a row and those of `warnings` whose codes it does not have yet."""
+    kept = tuple(JobWarning(**warning) for warning in json.loads(stored))
+    codes = {warning.code for warning in kept}
+    return _warnings((*kept, *(warning for warning in warnings if warning.code not in codes)))
 
 
 def _time(seconds: float) -> datetime:

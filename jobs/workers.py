@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -15,6 +15,8 @@ from jobs.tables import workers
 
 #: Workers write every 5 s; three missed writes and a worker counts as gone.
 ALIVE_SECONDS: Final = 20.0
+#: In the column `breaker`: the worker leaves its engine alone for a while.
+OPEN: Final = "open"
 #: Rows of gone workers are dropped after this, but for the last one of each model.
 FORGOTTEN_SECONDS: Final = 3600.0
 
@@ -30,8 +32,15 @@ class ServedModel:
     info: Mapping[str, Any]
     #: Whether a worker serves it now.
     alive: bool
-    #: How many do.
+    #: How many do, and ask their engine: those whose breaker is open do not count.
     workers: int
+    #: How many have an open breaker.
+    breakers_open: int = 0
+    #: The longest chunk that all of them have memory for, in code points, where that is less than the engine
+    #: takes by itself.
+    max_chars_learned: int | None = None
+    #: What each of them has counted since it started, by worker: `rung.split`, `engine.recycled`, ...
+    counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     #: Processing seconds per code point, the mean of the workers that serve it, or of the last that did; None
     #: while nobody has measured it.
     seconds_per_char: float | None
@@ -55,13 +64,23 @@ class WorkerRegistry:
         info: Mapping[str, Any] | None = None,
         rtf: float | None = None,
         seconds_per_char: float | None = None,
+        max_chars_learned: int | None = None,
+        breaker: str | None = None,
     ) -> None:
-        """Say that a worker is alive, what it serves, and how fast; unknown speeds leave known ones."""
+        """Say that a worker is alive, what it serves, and how fast; unknown speeds leave known ones.
+
+        Args:
+            info: the engine's description; a member `counts` maps names of events to how often they happened.
+            max_chars_learned: see `ServedModel`.
+            breaker: `OPEN`, or anything else while it is not.
+        """
         with self._db.write() as connection:
             values = {
                 "queue": queue,
                 "model": model,
                 "engine_info": None if info is None else json.dumps(info, ensure_ascii=False),
+                "max_chars_learned": max_chars_learned,
+                "breaker": breaker,
                 "seen_at": self._db.now(connection),
             }
             if rtf is not None:
@@ -101,6 +120,22 @@ class WorkerRegistry:
                 .group_by(workers.c.queue)
             )
             return {row[0]: row[1] for row in rows}
+
+    def healthy(self, queue: str, *, but: str) -> int:
+        """Return how many live workers of a queue, other than `but`, ask their engine."""
+        with self._db.read() as connection:
+            now = self._db.now(connection)
+            found = connection.execute(
+                select(func.count())
+                .select_from(workers)
+                .where(
+                    workers.c.queue == queue,
+                    workers.c.id != but,
+                    workers.c.seen_at > now - ALIVE_SECONDS,
+                    func.coalesce(workers.c.breaker, "") != OPEN,
+                )
+            )
+            return int(found.scalar_one())
 
     def rtf(self, queue: str) -> float | None:
         """Return the processing seconds per second of audio on a queue: the mean of its live workers, or of
@@ -161,7 +196,16 @@ def _served(model: str, found: Sequence[RowMapping], now: float) -> ServedModel:
         queue=latest["queue"],
         info=json.loads(latest["engine_info"] or "{}"),
         alive=bool(alive),
-        workers=len(alive),
+        workers=sum(row["breaker"] != OPEN for row in alive),
+        breakers_open=sum(row["breaker"] == OPEN for row in alive),
+        max_chars_learned=min(
+            (row["max_chars_learned"] for row in alive if row["max_chars_learned"] is not None), default=None
+        ),
+        counts={
+            row["id"]: counts
+            for row in alive
+            if (counts := json.loads(row["engine_info"] or "{}").get("counts"))
+        },
         seconds_per_char=_mean(alive or found, "seconds_per_char"),
         rtf=_mean(alive or found, "rtf"),
         seen_at=datetime.fromtimestamp(latest["seen_at"], UTC),

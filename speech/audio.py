@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import soxr
 
 #: float32, shape (n,), nominally within [-1, 1].
 Samples = npt.NDArray[np.float32]
@@ -97,6 +98,13 @@ def pcm_s16le(samples: Samples) -> bytes:
 def from_pcm_s16le(pcm: bytes) -> Samples:
     """Return the samples of 16-bit little-endian integers: the exact inverse of `pcm_s16le`."""
     return np.frombuffer(pcm, dtype="<i2").astype(np.float32) / np.float32(_FULL_SCALE)
+
+
+def resampled(samples: Samples, rate: int, to_rate: int) -> Samples:
+    """Return a whole sound at another rate, in Hz."""
+    if rate == to_rate:
+        return samples
+    return np.asarray(soxr.resample(samples, rate, to_rate), dtype=np.float32)
 
 
 def clipped(samples: Samples) -> int:

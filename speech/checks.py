@@ -29,8 +29,8 @@ def check_request(request: SynthesisRequest, info: EngineInfo) -> None:
     """
     if not request.text.strip():
         raise UnsupportedText("the text is empty")
-    if len(request.text) > info.max_chars:
-        raise TextTooLong(f"{len(request.text)} characters; {info.name} takes {info.max_chars} in one call")
+    if len(request.text) > (most := info.longest(request.language)):
+        raise TextTooLong(f"{len(request.text)} characters; {info.name} takes {most} in one call")
     voices = [voice.id for voice in info.voices]
     if request.voice not in voices:
         raise UnknownVoice(f"{info.name} has no voice {request.voice!r}; it has {', '.join(voices)}")
@@ -40,11 +40,12 @@ def check_request(request: SynthesisRequest, info: EngineInfo) -> None:
         )
 
 
-def check_clip(samples: Samples, text: str, info: EngineInfo) -> None:
+def check_clip(samples: Samples, text: str, info: EngineInfo, *, speed: float = 1.0) -> None:
     """Refuse audio that cannot be `text`.
 
     Args:
         samples: the whole clip.
+        speed: that it was asked for with.
 
     Raises:
         BadOutput: empty, not finite, silent, or too short or too long for the text by the bounds of `info`.
@@ -55,7 +56,8 @@ def check_clip(samples: Samples, text: str, info: EngineInfo) -> None:
         raise BadOutput("the clip holds values that are no numbers")
     if float(np.abs(samples).max()) < SILENCE_PEAK:
         raise BadOutput("the clip is silent")
-    seconds = samples.size / info.sample_rate
+    # As long as it would be at the voice's own speed.
+    seconds = speed * samples.size / info.sample_rate
     shortest = info.min_seconds_per_char * sum(character.isalnum() for character in text)
     longest = info.max_seconds_per_char * len(text) + info.max_extra_seconds
     if seconds < shortest:

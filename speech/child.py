@@ -21,33 +21,24 @@ from typing import Final
 
 from speech import wire
 from speech.checks import check_request
-from speech.engine import Engine, EngineError, EngineFailed, EngineUnavailable, OutOfMemory, SynthesisRequest
+from speech.diagnosis import diagnose
+from speech.engine import (
+    Engine,
+    EngineError,
+    EngineFailed,
+    EngineUnavailable,
+    FreesMemory,
+    KeepsVoice,
+    OutOfMemory,
+    SynthesisRequest,
+    TellsMemory,
+)
 from speech.niceness import give_way
 from speech.registry import UnknownEngine, find
 from speech.wire import Frame, FrameReader, Kind, WireClosed, WireCorrupt
 
 #: prctl(2)
 PR_SET_PDEATHSIG: Final = 1
-
-#: How runtimes word it: CPython, PyTorch (CPU and CUDA), cuBLAS and cuDNN, onnxruntime, the C++ library.
-OUT_OF_MEMORY_WORDS: Final = (
-    "out of memory",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "failed to allocate memory",
-    "alloc_failed",
-    "std::bad_alloc",
-)
-#: After these the process gives wrong answers or none: it must end. https://github.com/pytorch/pytorch/issues/17425;
-#: an onnxruntime session still raises bad_alloc for ten floats afterwards.
-FATAL_WORDS: Final = (
-    "device-side assert",
-    "illegal memory access",
-    "launch failure",
-    "execution_failed",
-    "uncorrectable ecc",
-    "std::bad_alloc",
-)
 
 log = logging.getLogger("voxfleet.engine")
 
@@ -99,7 +90,10 @@ def _load(name: str, reader: FrameReader, answers: int) -> Engine | None:
         return None
     except Exception as error:  # the top of this process
         log.exception("engine %s cannot be loaded", name)
-        wire.write(answers, wire.failure(EngineUnavailable(f"{type(error).__name__}: {error}")))
+        said = f"{type(error).__name__}: {error}"
+        if diagnose(error).memory:
+            said = f"out of memory while loading: {said}"
+        wire.write(answers, wire.failure(EngineUnavailable(said)))
         return None
     wire.write(answers, Frame(Kind.READY, engine.info.to_json().encode()))
     return engine
@@ -120,12 +114,18 @@ def _serve(engine: Engine, reader: FrameReader, answers: int) -> int:
             problem, fatal = _answer(
                 engine, request, answers, is_cancelled=partial(_is_cancelled, reader, number)
             )
-            # Out here the traceback, which holds the engine's frames and their tensors, is gone.
-            if problem is not None:
-                gc.collect()
-            wire.write(answers, Frame(Kind.DONE) if problem is None else wire.failure(problem))
+            if problem is None:
+                held = engine.device_bytes() if isinstance(engine, TellsMemory) else 0
+                wire.write(answers, wire.done(device_bytes=held))
+                continue
+            wire.write(answers, wire.failure(problem, fatal=fatal))
             if fatal:
                 return 1
+            # Out here the traceback, which holds the engine's frames and their tensors, is gone. After the
+            # answer: where even this fails the process ends, and the answer is known.
+            gc.collect()
+            if isinstance(engine, FreesMemory):
+                engine.free()
     finally:
         engine.close()
 
@@ -149,6 +149,7 @@ def _answer(
     engine: Engine, request: SynthesisRequest, answers: int, *, is_cancelled: Callable[[], bool]
 ) -> tuple[EngineError | None, bool]:
     """Send the audio of one request; return what went wrong, and whether the process must end for it."""
+    whole = False
     try:
         check_request(request, engine.info)
         pieces = engine.synthesize(request)
@@ -158,26 +159,26 @@ def _answer(
                     wire.write(answers, frame)
                 if is_cancelled():
                     break
+            else:
+                whole = True
         finally:
             # What a generator holds is given back now, on this thread, and not when it is collected.
             if isinstance(pieces, Generator):
                 pieces.close()
+        if whole and request.keeps_voice and isinstance(engine, KeepsVoice):
+            state = engine.voice_state()
+            if state is not None:
+                wire.write(answers, Frame(Kind.STATE, state))
     except (WireClosed, WireCorrupt):
         raise
     except EngineError as error:
         return type(error)(*error.args), False
     except Exception as error:  # the top of this process
         log.exception("the engine failed")
-        return translate(error), any(word in str(error).lower() for word in FATAL_WORDS)
+        found = diagnose(error)
+        said = f"{type(error).__name__}: {error}"
+        return (OutOfMemory if found.memory else EngineFailed)(said), found.fatal
     return None, False
-
-
-def translate(error: Exception) -> EngineError:
-    """Return what an engine's own exception is in the terms of the port."""
-    said = f"{type(error).__name__}: {error}"
-    if isinstance(error, MemoryError) or any(word in said.lower() for word in OUT_OF_MEMORY_WORDS):
-        return OutOfMemory(said)
-    return EngineFailed(said)
 
 
 if __name__ == "__main__":

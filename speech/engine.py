@@ -318,8 +318,8 @@ class KeepsVoice(Protocol):
     """An engine that draws a voice where none is given, and can go on in it."""
 
     def voice_state(self) -> bytes | None:
-        """Return what makes a later call, in whatever process, go on in the voice of the last one, which ended
-        whole; None where the request decided the voice.
+        """Return what makes a later call, in whatever process, go on in the voice of the last one, which
+        ended whole; None where the request decided the voice.
         """
         ...
 

@@ -1,10 +1,11 @@
 """Frames between a worker and its engine child, over two pipes.
 
 A frame is one byte of kind, four bytes of payload length (big endian), and the payload: JSON, except
-`PCM`, which is float32 little endian. The worker sends `OPTIONS` once, then one `REQUEST` at a time; the
-child answers `OPTIONS` with `READY` or `ERROR`, and a request with any number of `PCM`, then `DONE` or
-`ERROR`. `CANCEL` names a request by its number, the first being 1: the child ends that one at the next border
-between two pieces, with `DONE`, and takes no notice of one that is over.
+`PCM`, which is float32 little endian, and `STATE`, which is the engine's own. The worker sends `OPTIONS`
+once, then one `REQUEST` at a time; the child answers `OPTIONS` with `READY` or `ERROR`, and a request with
+any number of `PCM`, then `STATE` where it was asked for and there is one, then `DONE` or `ERROR`. `CANCEL`
+names a request by its number, the first being 1: the child ends that one at the next border between two
+pieces, with `DONE`, and takes no notice of one that is over.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Kind(Enum):
     CANCEL = b"C"
     READY = b"R"
     PCM = b"P"
+    STATE = b"S"
     DONE = b"D"
     ERROR = b"E"
 
@@ -160,9 +162,34 @@ def cancels(frame: Frame, number: int) -> bool:
     return frame.kind is Kind.CANCEL and frame.payload == str(number).encode()
 
 
-def failure(error: EngineError) -> Frame:
-    """Return an engine's error as a frame."""
-    return Frame(Kind.ERROR, json.dumps({"code": error.code, "message": str(error)}).encode())
+def done(*, device_bytes: int) -> Frame:
+    """Return the end of a call that went well.
+
+    Args:
+        device_bytes: memory that the child holds on its device.
+    """
+    return Frame(Kind.DONE, json.dumps({"device_bytes": device_bytes}).encode())
+
+
+def device_bytes(frame: Frame) -> int:
+    """Return what a `DONE` frame says of the device's memory.
+
+    Raises:
+        WireCorrupt: the payload says nothing.
+    """
+    try:
+        return int(json.loads(frame.payload)["device_bytes"])
+    except (ValueError, KeyError, TypeError) as cause:
+        raise WireCorrupt("an end that says nothing") from cause
+
+
+def failure(error: EngineError, *, fatal: bool = False) -> Frame:
+    """Return an engine's error as a frame.
+
+    Args:
+        fatal: the child ends after this.
+    """
+    return Frame(Kind.ERROR, json.dumps({"code": error.code, "message": str(error), "fatal": fatal}).encode())
 
 
 def error(frame: Frame) -> EngineError:
@@ -171,9 +198,22 @@ def error(frame: Frame) -> EngineError:
     Raises:
         WireCorrupt: the payload is no error.
     """
+    code, message, _ = _failure(frame)
+    return ERRORS.get(code, EngineFailed)(message)
+
+
+def is_fatal(frame: Frame) -> bool:
+    """Whether the child ends after this `ERROR` frame.
+
+    Raises:
+        WireCorrupt: the payload is no error.
+    """
+    return _failure(frame)[2]
+
+
+def _failure(frame: Frame) -> tuple[str, str, bool]:
     try:
         body = json.loads(frame.payload)
-        code, message = str(body["code"]), str(body["message"])
+        return str(body["code"]), str(body["message"]), bool(body["fatal"])
     except (ValueError, KeyError, TypeError) as cause:
         raise WireCorrupt("an error frame that says nothing") from cause
-    return ERRORS.get(code, EngineFailed)(message)

@@ -2,6 +2,7 @@
 
     audio/{1d|7d|31d}/{job}/{epoch}.{ext}     published audio, under the class of its life
     staged/{job}/{epoch}-{seq}-{random}       one clip, until its job is published
+    staged/{job}/{epoch}-voice-{sha256}       the engine's voice state that its clips go on with
 
 A key carries the epoch of the attempt that wrote it, so a fenced attempt can never overwrite the audio
 of the one that replaced it. The lifecycle rules of the bucket go by the prefixes (see `storage.lifecycle`).
@@ -9,6 +10,7 @@ of the one that replaced it. The lifecycle rules of the bucket go by the prefixe
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 from typing import Final, Literal
@@ -67,6 +69,20 @@ def staged_key(job_id: str, *, epoch: int, seq: int) -> str:
         ValueError: an id that cannot be part of a key, or a negative number.
     """
     return f"{staged_prefix(job_id)}{_count(epoch)}-{_count(seq)}-{secrets.token_hex(8)}"
+
+
+def voice_state_key(job_id: str, *, epoch: int, body: bytes) -> str:
+    """Return the key of an engine's voice state, which says what its body must be.
+
+    Raises:
+        ValueError: an id that cannot be part of a key, or a negative epoch.
+    """
+    return f"{staged_prefix(job_id)}{_count(epoch)}-voice-{hashlib.sha256(body).hexdigest()}"
+
+
+def is_voice_state(key: str, body: bytes) -> bool:
+    """Whether `body` is what was stored under a `voice_state_key`."""
+    return key.endswith(f"-voice-{hashlib.sha256(body).hexdigest()}")
 
 
 def staged_prefix(job_id: str) -> str:

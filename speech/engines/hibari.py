@@ -10,6 +10,7 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from speech.engine import (
     EngineInfo,
     EngineUnavailable,
+    Features,
     Samples,
     SynthesisRequest,
     TextTooLong,
@@ -75,6 +77,32 @@ class HibariOptions(BaseModel):
     )
 
 
+#: What is known before it is loaded.
+ABOUT: Final = EngineInfo(
+    name="hibari",
+    version=VERSION,
+    revision=f"{VERSION}+{ASSETS['hibari.onnx'][:12]}",
+    sample_rate=24_000,
+    languages=("en", "en-US"),
+    voices=(Voice(id=VOICE, name="Heart", language="en-US"),),
+    default_voice=VOICE,
+    max_chars=MAX_CHARS,
+    device="cpu",
+    deterministic=True,
+    licence="Apache-2.0",
+    # Measured: 0.04 for "through thought though" at length, 0.07 for prose; a word cut off at 24 of 300
+    # letters gives 0.016.
+    min_seconds_per_char=0.025,
+    # Measured: 0.06 for prose, 0.75 for "777", 0.9 for "^" ("to the power of"), 1.5 for a lone "÷".
+    max_seconds_per_char=1.2,
+    max_extra_seconds=2.0,
+    # A piece for each sentence; its noise follows the seed.
+    features=Features(streaming=True, seed=True),
+    memory_mb=244,
+    weights=f"hibari-tts {VERSION}",
+)
+
+
 class HibariEngine:
     """The voice `heart`."""
 
@@ -86,25 +114,7 @@ class HibariEngine:
         # Characters that its reader of unknown words was trained on. It reads Cyrillic and other letters too,
         # as something between letter names and noise: those are not speech.
         self._letters = frozenset(c for c in model.g2p.oov.cin if _latin(c) or GREEK_WORD.fullmatch(c * 2))
-        self.info = EngineInfo(
-            name="hibari",
-            version=VERSION,
-            revision=f"{VERSION}+{ASSETS['hibari.onnx'][:12]}",
-            sample_rate=int(model.sample_rate),
-            languages=("en", "en-US"),
-            voices=(Voice(id=VOICE, name="Heart", language="en-US"),),
-            default_voice=VOICE,
-            max_chars=MAX_CHARS,
-            device="cpu",
-            deterministic=threads == 1,
-            licence="Apache-2.0",
-            # Measured: 0.04 for "through thought though" at length, 0.07 for prose; a word cut off at 24 of
-            # 300 letters gives 0.016.
-            min_seconds_per_char=0.025,
-            # Measured: 0.06 for prose, 0.75 for "777", 0.9 for "^" ("to the power of"), 1.5 for a lone "÷".
-            max_seconds_per_char=1.2,
-            max_extra_seconds=2.0,
-        )
+        self.info = replace(ABOUT, sample_rate=int(model.sample_rate), deterministic=threads == 1)
 
     def synthesize(self, request: SynthesisRequest) -> Iterator[Samples]:
         """Yield the audio of `request.text`, sentence by sentence.
@@ -135,6 +145,7 @@ class HibariFactory:
     """Loads the voice from its package, after checking every file it reads."""
 
     options = HibariOptions
+    about = ABOUT
 
     def missing(self) -> str | None:
         """Return how to install hibari, or None when it is here."""

@@ -5,6 +5,9 @@ text before it: `[[tone:fail]]` raises, `oom` runs out of memory, `hang` never r
 and holds the interpreter's lock, `segv` and `exit` end the process, `nan` puts a value that is no number into
 the audio, `empty` gives no audio at all, `sleep=S` takes S seconds. Markers are not spoken. Without that
 setting they are text like any other.
+
+Its memory is a file (`VOXFLEET_ENGINE_TONE_MEMORY_FILE`): as long as it exists, a text longer than the number
+in it is out of memory. The option `steps` of a call, 10 by default, makes it need more, or less.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -25,11 +30,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from speech.engine import (
     ANY_LANGUAGE,
     EngineInfo,
+    Features,
     Samples,
     SynthesisRequest,
     UnknownVoice,
     UnsupportedText,
     Voice,
+    call_options,
+    option_schema,
     read_options,
 )
 
@@ -55,7 +63,44 @@ class ToneOptions(BaseModel):
     device: str = Field(default="cpu", description="Device it pretends to run on.")
     max_chars: int = Field(default=300, ge=1, description="Longest text of one call, in code points.")
     faults: bool = Field(default=False, description="Whether `[[tone:...]]` markers do harm.")
+    memory_file: Path | None = Field(
+        default=None, description="File that holds the longest text that fits into memory, in code points."
+    )
     log: Path | None = Field(default=None, description="File that gets one JSON line per call.")
+
+
+class ToneCallOptions(BaseModel):
+    """Options of one call."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    steps: int = Field(default=10, ge=1, le=100, description="Memory that the call needs; not heard.")
+
+
+#: What is known before it is loaded.
+ABOUT: Final = EngineInfo(
+    name="tone",
+    version="1",
+    revision="tone-1",
+    sample_rate=SAMPLE_RATE,
+    languages=(ANY_LANGUAGE,),
+    voices=(
+        Voice(id="sine", name="Sine", language=ANY_LANGUAGE),
+        Voice(id="square", name="Square", language=ANY_LANGUAGE),
+    ),
+    default_voice="sine",
+    max_chars=300,
+    device="cpu",
+    deterministic=True,
+    licence="Apache-2.0",
+    min_seconds_per_char=0.9 * SAMPLES_PER_CHAR / SAMPLE_RATE,
+    max_seconds_per_char=1.1 * SAMPLES_PER_CHAR / SAMPLE_RATE,
+    max_extra_seconds=0.0,
+    features=Features(streaming=True, seed=True),
+    memory_mb=60,
+    options=option_schema(ToneCallOptions),
+    thrift={"steps": 5},
+)
 
 
 class ToneEngine:
@@ -64,26 +109,12 @@ class ToneEngine:
     def __init__(self, options: ToneOptions) -> None:
         self._options = options
         self._leaked: list[bytes] = []
-        per_char = SAMPLES_PER_CHAR / SAMPLE_RATE
-        self.info = EngineInfo(
-            name="tone",
-            version="1",
-            revision="tone-1",
-            sample_rate=SAMPLE_RATE,
-            languages=(ANY_LANGUAGE,),
-            voices=(
-                Voice(id="sine", name="Sine", language=ANY_LANGUAGE),
-                Voice(id="square", name="Square", language=ANY_LANGUAGE),
-            ),
-            default_voice="sine",
+        self.info = replace(
+            ABOUT,
             max_chars=options.max_chars,
             device=options.device,
-            deterministic=True,
-            licence="Apache-2.0",
             # Markers are text to whoever checks the clip, but are not spoken.
-            min_seconds_per_char=0.0 if options.faults else 0.9 * per_char,
-            max_seconds_per_char=1.1 * per_char,
-            max_extra_seconds=0.0,
+            min_seconds_per_char=0.0 if options.faults else ABOUT.min_seconds_per_char,
         )
 
     def synthesize(self, request: SynthesisRequest) -> Iterator[Samples]:
@@ -102,6 +133,8 @@ class ToneEngine:
             raise UnsupportedText("the text is blank")
         if any(fault == "empty" for _, fault in faults):
             return
+        steps = call_options(ToneCallOptions, request.options, engine="tone").steps
+        self._check_memory(len(request.text) * steps)
         clip = tone(spoken, seed=request.seed, square=request.voice == "square")
         done = 0
         for position, fault in faults:
@@ -113,6 +146,14 @@ class ToneEngine:
     def close(self) -> None:
         """Give back what was leaked."""
         self._leaked.clear()
+
+    def _check_memory(self, needed: int) -> None:
+        if self._options.memory_file is None:
+            return
+        with suppress(FileNotFoundError, ValueError):
+            there = int(self._options.memory_file.read_text()) * ToneCallOptions().steps
+            if needed > there:
+                raise MemoryError(f"out of memory: {needed} needed, {there} there")
 
     def _pieces(self, clip: Samples) -> Iterator[Samples]:
         for start in range(0, clip.size, PIECE_SAMPLES):
@@ -147,6 +188,7 @@ class ToneFactory:
     """Makes the tone engine; it needs nothing."""
 
     options = ToneOptions
+    about = ABOUT
 
     def missing(self) -> str | None:
         """Nothing is ever missing."""

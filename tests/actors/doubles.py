@@ -15,6 +15,10 @@ from typing import BinaryIO
 
 import numpy as np
 
+from actors.counts import Counts
+from actors.rescue import Rescue
+from actors.standing import Alone, Standing
+from jobs.store import JobStore
 from speech.engine import EngineError, EngineInfo, Samples, SynthesisRequest, Voice
 from storage.store import ObjectNotFound, StoredObject, StoreUnavailable
 
@@ -105,7 +109,13 @@ class FakeEngine:
         )
 
     def synthesize(
-        self, request: SynthesisRequest, *, stop: Callable[[], bool] | None = None
+        self,
+        request: SynthesisRequest,
+        *,
+        stop: Callable[[], bool] | None = None,
+        seconds: float | None = None,
+        first_audio_seconds: float | None = None,
+        keep: Callable[[bytes], None] | None = None,
     ) -> Iterator[Samples]:
         self.spoken.append(request)
         self.before(request)
@@ -113,10 +123,33 @@ class FakeEngine:
             raise self.fails.pop(0)
         yield sound_of(request.text)
 
+    def settle(self) -> None:
+        """Nothing is ever left under way."""
+
+    def restart(self) -> None:
+        """There is no child."""
+
 
 def sound_of(text: str) -> Samples:
     level = 0.1 + (hashlib.sha256(text.encode()).digest()[0] / 255) * 0.5
     return np.full(100 * len(text), level, np.float32)
+
+
+def rescue(
+    jobs: JobStore,
+    *,
+    ring: Callable[[str], None] = lambda queue: None,
+    standing: Standing | None = None,
+    counts: Counts | None = None,
+) -> Rescue:
+    """What a worker without any other does; its notice is a third of a second of half level."""
+    return Rescue(
+        jobs=jobs,
+        ring=ring,
+        standing=standing or Alone(),
+        counts=counts or Counts(),
+        notice=lambda language, rate: np.full(rate // 3, 0.5, np.float32),
+    )
 
 
 class Bells:

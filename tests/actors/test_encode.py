@@ -13,7 +13,8 @@ from sqlalchemy import delete, func, select, update
 from actors.bell import WEBHOOK_QUEUE
 from actors.departure import FINISH_SECONDS, Departure
 from actors.encode import DISK_SECONDS, LONG_MS, TOLD, Media, encode
-from actors.synthesize import Synthesis, synthesize
+from actors.making import Synthesis
+from actors.synthesize import synthesize
 from jobs.database import Database, DatabaseUnavailable
 from jobs.job import Claim, Job, PublishedAudio, Stage, Status
 from jobs.store import MAX_REMADE, JobStore
@@ -26,7 +27,7 @@ from speech.audio import Audio
 from speech.encode import ERRORS, DiskFull, Encoded, Mp3Encoder
 
 from .conftest import PUBLIC_URL, ask
-from .doubles import Bells, FakeEngine, MemoryStore
+from .doubles import Bells, FakeEngine, MemoryStore, rescue
 
 TEXT = "The first sentence is here. The second one follows it. And the third one ends it."
 
@@ -81,6 +82,7 @@ def _speak(jobs: JobStore, objects: MemoryStore, bells: Bells | None = None) -> 
             ring=bells or Bells(),
             departure=Departure(),
             broken=lambda reason: None,
+            rescue=rescue(jobs),
         )
     )
     return engine

@@ -11,8 +11,9 @@ import pytest
 from sqlalchemy import update
 
 from actors.departure import Departure
+from actors.making import CUT_SECONDS, Habits, Synthesis
 from actors.pace import Pace
-from actors.synthesize import CUT_SECONDS, TURN_SECONDS, Habits, Synthesis, synthesize, unspoken
+from actors.synthesize import TURN_SECONDS, synthesize, unspoken
 from actors.urgency import Urgency
 from jobs.database import Database, DatabaseUnavailable
 from jobs.job import Claim, Job, JobClass, Stage
@@ -23,7 +24,7 @@ from speech.engine import Samples, SynthesisRequest
 from speech.host import Interrupted
 
 from .conftest import PUBLIC_URL, ask
-from .doubles import Bells, FakeEngine, MemoryStore, sound_of
+from .doubles import Bells, FakeEngine, MemoryStore, rescue, sound_of
 
 BOOK = " ".join(f"Sentence number {number:02d} of the book." for number in range(12))
 LINE = "One line."
@@ -50,6 +51,7 @@ def _work(
         ring=bells or Bells(),
         departure=Departure(),
         broken=lambda reason: None,
+        rescue=rescue(jobs),
         clock=clock or (lambda: 0.0),
     )
 
@@ -170,7 +172,7 @@ class Streaming(FakeEngine):
     whole: list[str] = field(default_factory=list)
 
     def synthesize(
-        self, request: SynthesisRequest, *, stop: Callable[[], bool] | None = None
+        self, request: SynthesisRequest, *, stop: Callable[[], bool] | None = None, **others: object
     ) -> Iterator[Samples]:
         assert stop is not None
         self.spoken.append(request)
@@ -224,6 +226,7 @@ def test_a_live_job_cuts_the_chunk_in_hand_and_the_chunk_is_made_again_whole(
         ring=Bells(),
         departure=Departure(),
         broken=lambda reason: None,
+        rescue=rescue(jobs),
         pace=_slow(now),
         habits=Habits(streams=True),
         clock=lambda: now[0],
@@ -257,6 +260,7 @@ def test_a_chunk_that_is_nearly_done_or_cannot_be_stopped_is_not_cut(
         ring=Bells(),
         departure=Departure(),
         broken=lambda reason: None,
+        rescue=rescue(jobs),
         pace=_slow(now),
         habits=Habits(streams=streams),
         clock=lambda: now[0],

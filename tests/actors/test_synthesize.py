@@ -12,7 +12,8 @@ from sqlalchemy import select, update
 
 from actors.bell import MEDIA_QUEUE
 from actors.departure import FINISH_SECONDS, LEAVE_SECONDS, Departure
-from actors.synthesize import Synthesis, chunk_seed, synthesize, voiced
+from actors.making import Synthesis, chunk_seed
+from actors.synthesize import synthesize, voiced
 from jobs.database import Database, DatabaseUnavailable
 from jobs.job import Claim, Clip, Job, Stage, Status
 from jobs.store import JobStore
@@ -31,7 +32,7 @@ from speech.engine import (
 from speech.host import Interrupted
 
 from .conftest import ask
-from .doubles import Bells, FakeEngine, MemoryStore, sound_of
+from .doubles import Bells, FakeEngine, MemoryStore, rescue, sound_of
 
 TEXT = "The first sentence is here. The second one follows it. And the third one ends it."
 
@@ -73,6 +74,7 @@ def _work(
         ring=bells,
         departure=departure or Departure(),
         broken=broken,
+        rescue=rescue(jobs),
     )
 
 
@@ -177,7 +179,7 @@ def test_what_the_engine_cannot_speak_fails_at_once_and_says_whose_fault_it_is(
 
 def test_a_silent_clip_is_not_recorded(work: Synthesis, jobs: JobStore, objects: MemoryStore) -> None:
     class Silent(FakeEngine):
-        def synthesize(self, request, *, stop=None):  # type: ignore[no-untyped-def]
+        def synthesize(self, request, *, stop=None, **others):  # type: ignore[no-untyped-def]
             yield np.zeros(100 * len(request.text), np.float32)
 
     job = ask(jobs, TEXT)
@@ -256,7 +258,7 @@ def test_a_chunk_that_outlasts_the_time_to_leave_is_broken_off_without_blame(
 ) -> None:
     class Endless(FakeEngine):
         def synthesize(
-            self, request: SynthesisRequest, *, stop: Callable[[], bool] | None = None
+            self, request: SynthesisRequest, *, stop: Callable[[], bool] | None = None, **others: object
         ) -> Iterator[Samples]:
             assert stop is not None
             while not stop():

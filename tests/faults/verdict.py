@@ -20,7 +20,7 @@ import numpy as np
 import standardwebhooks
 
 from actors.encode import CROSSFADE_MS
-from actors.synthesize import chunk_seed
+from actors.making import chunk_seed
 from jobs.events import ENDINGS
 from jobs.job import MOVES, Move, Stage, State, Status
 from speech import ffmpeg
