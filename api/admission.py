@@ -147,7 +147,12 @@ class Admission:
         return until_start(asked, snapshot.of(served.queue), workers)
 
     def _seconds(self, job: Job, now: datetime) -> float | None:
-        served = next((model for model in self._models() if model.model == job.model), None)
+        # Another model than the one that was asked for may speak it.
+        served = min(
+            (model for model in self._models() if model.queue == job.queue or model.model == job.model),
+            key=lambda model: model.queue != job.queue,
+            default=None,
+        )
         workers = None if served is None else self._workers(served)
         snapshot = self._backlog.snapshot()
         if workers is None or snapshot.is_old:

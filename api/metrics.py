@@ -9,7 +9,7 @@ from typing import Final
 
 from flask import Request
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
@@ -80,10 +80,10 @@ class FleetCollector(Collector):
         self._workers = workers
         self._admission = admission
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         """Yield the gauges."""
         up = GaugeMetricFamily("voxfleet_up", "Whether a part could be asked.", labels=("part",))
-        questions: dict[str, Callable[[], Sequence[GaugeMetricFamily]]] = {
+        questions: dict[str, Callable[[], Sequence[Metric]]] = {
             "backlog": self._queues,
             "workers": self._fleet,
             "sweeper": self._sweeper,
@@ -99,7 +99,7 @@ class FleetCollector(Collector):
             up.add_metric((part,), float(bool(answer)))
         yield up
 
-    def _queues(self) -> Sequence[GaugeMetricFamily]:
+    def _queues(self) -> Sequence[Metric]:
         snapshot = self._backlog.snapshot()
         if snapshot.is_old:
             return ()
@@ -127,7 +127,7 @@ class FleetCollector(Collector):
                 oldest.add_metric(place, ages.get((queue, job_class), 0.0))
         return jobs, held, left, oldest
 
-    def _fleet(self) -> Sequence[GaugeMetricFamily]:
+    def _fleet(self) -> Sequence[Metric]:
         alive = GaugeMetricFamily("voxfleet_workers", "Live workers of each queue.", labels=("queue",))
         for queue, count in self._workers.alive().items():
             alive.add_metric((queue,), count)
@@ -142,6 +142,26 @@ class FleetCollector(Collector):
             "Estimated seconds until a short normal job of a new tenant would be begun.",
             labels=("model",),
         )
+        opened = GaugeMetricFamily(
+            "voxfleet_breakers_open", "Workers that leave their engine alone for a while.", labels=("model",)
+        )
+        learned = GaugeMetricFamily(
+            "voxfleet_max_chars_learned",
+            "Longest chunk that there is memory for, where that is less than the engine takes.",
+            labels=("model",),
+        )
+        events = {
+            "rung": CounterMetricFamily(
+                "voxfleet_memory_rungs",
+                "What was done against too little memory, since each worker started.",
+                labels=("model", "worker", "rung"),
+            ),
+            "engine": CounterMetricFamily(
+                "voxfleet_engine_events",
+                "Engine processes that ended, by cause, and clips made again, since each worker started.",
+                labels=("model", "worker", "event"),
+            ),
+        }
         for served in self._workers.models():
             for family, value in (
                 (rtf, served.rtf),
@@ -150,9 +170,18 @@ class FleetCollector(Collector):
             ):
                 if value is not None:
                     family.add_metric((served.model,), value)
-        return alive, rtf, pace, wait
+            opened.add_metric((served.model,), served.breakers_open)
+            if served.max_chars_learned is not None:
+                learned.add_metric((served.model,), served.max_chars_learned)
+            for worker, counts in served.counts.items():
+                place = (served.model, worker)
+                for name, count in counts.items():
+                    kind, _, event = name.partition(".")
+                    if kind in events:
+                        events[kind].add_metric((*place, event), count)
+        return alive, rtf, pace, wait, opened, learned, *events.values()
 
-    def _sweeper(self) -> Sequence[GaugeMetricFamily]:
+    def _sweeper(self) -> Sequence[Metric]:
         family = GaugeMetricFamily(
             "voxfleet_sweeper_last_run_seconds",
             "Seconds since a sweeper last did a task.",

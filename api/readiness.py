@@ -101,13 +101,23 @@ class Readiness:
         alive = self._alive()
         parts: dict[str, Part] = {}
         for name in sorted({self._default_model, *models}):
-            served = name in models and models[name].alive
-            parts[f"model.{name}"] = Part(
-                ok=served, detail="ok" if served else "no_worker", required=name == self._default_model
-            )
+            parts[f"model.{name}"] = _model(models.get(name), required=name == self._default_model)
         parts[MEDIA_QUEUE] = _worker(alive.get(MEDIA_QUEUE, 0))
         parts[SWEEPER_QUEUE] = _swept(alive.get(SWEEPER_QUEUE, 0), self._sweeper().get(SWEEPER_TASK))
         return parts
+
+
+def _model(served: ServedModel | None, *, required: bool) -> Part:
+    if served is None or not served.alive:
+        return Part(ok=False, detail="no_worker", required=required)
+    if not served.workers:
+        return Part(ok=False, detail="breaker_open: out of memory", required=required)
+    said = ["ok"]
+    if served.breakers_open:
+        said.append(f"breaker open on {served.breakers_open} of {served.workers + served.breakers_open}")
+    if served.max_chars_learned is not None:
+        said.append(f"memory for {served.max_chars_learned} characters at once")
+    return Part(ok=True, detail="; ".join(said), required=required)
 
 
 def _failed(name: str, error: Exception) -> Part:

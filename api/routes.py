@@ -71,9 +71,11 @@ class Routes:
             max_input_chars=services.max_input_chars,
             check_target=services.check_target,
             new_seed=services.new_seed,
+            fallback=services.fallback_model,
         )
+        speaks = new.model if new.substitute is None else new.substitute.model
         return self._taken(
-            served_model(new.model, models, default_model=services.default_model),
+            served_model(speaks, models, default_model=services.default_model),
             job_class=new.job_class,
             characters=len(new.input),
             store=lambda most: services.jobs.create(new, max_queued=most),
@@ -141,6 +143,7 @@ class Routes:
                 "name": voice["name"],
                 "language": voice["language"],
                 "model": served.model,
+                "kind": voice.get("kind", "builtin"),
             }
             for served in self._models.list()
             for voice in served.info["voices"]
@@ -219,6 +222,11 @@ def _model(served: ServedModel) -> dict[str, Any]:
         "default_voice": served.info["default_voice"],
         "sample_rate": served.info.get("sample_rate"),
         "licence": served.info.get("licence"),
+        "watermark": served.info.get("watermark"),
+        "features": served.info.get("features", {}),
+        "max_chars": served.info.get("max_chars"),
+        "max_chars_learned": served.max_chars_learned,
+        "options": served.info.get("options", {}),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -17,6 +17,10 @@ METADATA_MEMBERS: Final = 16
 METADATA_KEY: Final = 64
 METADATA_VALUE: Final = 512
 FORMATS: Final = ("mp3",)
+LONGEST_INSTRUCTIONS: Final = 4096
+SLOWEST: Final = 0.25
+FASTEST: Final = 4.0
+ENGINE_OPTIONS: Final = 16
 LONGEST_DEADLINE: Final = 31 * 86_400
 CLASSES: Final = tuple(job_class.name.lower() for job_class in JobClass)
 
@@ -55,6 +59,26 @@ class JobRequest(_Request):
     )
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] | None = Field(
         default=None, description="Same seed, text, voice and engine: same audio. Default: a random one."
+    )
+    instructions: Annotated[str, Field(min_length=1, max_length=LONGEST_INSTRUCTIONS)] | None = Field(
+        default=None,
+        description="How to say it, in words: `a calm old man, slowly`. A model without that feature "
+        "ignores it, and a warning says so.",
+    )
+    speed: Annotated[float, Field(ge=SLOWEST, le=FASTEST)] | None = Field(
+        default=None,
+        description="1 is as the voice speaks by itself, 2 twice as fast. A model without that feature "
+        "ignores it, and a warning says so. Default: 1.",
+    )
+    engine_options: Annotated[dict[str, Any], Field(max_length=ENGINE_OPTIONS)] | None = Field(
+        default=None,
+        description="Options of the model's engine, by the JSON Schema in `options` of `GET /v1/models`. One "
+        "that other engines have and this one has not is ignored, and a warning says so.",
+    )
+    fallback: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
+        default=None,
+        description="Model that speaks the whole job when its own has no memory for it, or `none`. "
+        "Default: the server's.",
     )
     job_class: Literal["live", "high", "normal", "low"] | None = Field(
         default=None,
@@ -219,6 +243,9 @@ class Voice(_Reply):
     name: str
     language: str
     model: str
+    kind: Literal["builtin", "reference", "style", "design"] = Field(
+        description="The engine's own, a clip of a speaker, a file of the engine's format, or words alone."
+    )
 
 
 class Voices(_Reply):
@@ -240,6 +267,14 @@ class Model(_Reply):
     default_voice: str
     sample_rate: int | None = Field(description="The engine's own, in Hz.")
     licence: str | None = Field(description="SPDX identifier of the weights' licence.")
+    watermark: str | None = Field(description="Name of the inaudible mark on its audio.")
+    features: dict[str, Any] = Field(
+        description="What it can do beyond speaking: `streaming`, `cloning`, `continuation`, `design`, "
+        "`speed`, `seed`, `batch`, and the expression `tags` that it acts out."
+    )
+    max_chars: int | None = Field(description="Longest text of one call of the engine, in code points.")
+    max_chars_learned: int | None = Field(description="The same for want of memory now, where that is less.")
+    options: dict[str, Any] = Field(description="JSON Schema of `engine_options`.")
 
 
 class Models(_Reply):

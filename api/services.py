@@ -111,6 +111,7 @@ class Services:
     new_seed: Callable[[], int]
     public_url: str
     default_model: str
+    fallback_model: str | None = None
     max_input_chars: int
     link_seconds: int
     limits: Limits
@@ -147,6 +148,7 @@ def build(settings: Settings) -> Services:
         new_seed=lambda: secrets.randbits(32),
         public_url=settings.external_url,
         default_model=settings.default_model,
+        fallback_model=settings.fallback_model,
         max_input_chars=settings.max_input_chars,
         link_seconds=settings.link_seconds,
         limits=Limits(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from flask import Request
@@ -10,10 +11,22 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from api.bodies import pointer, read_json
+from api.manner import manner
 from api.problems import Fault, NoWorker, RequestRefused
 from api.schemas import CLASSES, DEFAULT_LIFE, FORMATS, JobRequest, VoiceRef
-from jobs.job import TERMINAL, Job, JobClass, JobEnded, JobUnended, NewJob, Status, TenantId
-from jobs.substitutes import engine_language, voice_language
+from jobs.job import (
+    NO_FALLBACK,
+    TERMINAL,
+    Job,
+    JobClass,
+    JobEnded,
+    JobUnended,
+    JobWarning,
+    NewJob,
+    Status,
+    TenantId,
+)
+from jobs.substitutes import engine_language, substitute, voice_language
 from jobs.targets import TargetRefused, TargetUnresolved
 from jobs.workers import ServedModel
 from speech.text import prepare, speakable
@@ -38,6 +51,7 @@ def new_job(
     max_input_chars: int,
     check_target: CheckTarget,
     new_seed: Callable[[], int],
+    fallback: str | None = None,
 ) -> NewJob:
     """Return the job that `body` asks for.
 
@@ -48,6 +62,7 @@ def new_job(
         max_input_chars: longest input, in code points.
         check_target: asked last, and only for a body without any other fault: it may take a while.
         new_seed: makes the seed of a body that names none.
+        fallback: the fallback model of a body that names none.
 
     Raises:
         RequestRefused: names every member at fault.
@@ -82,10 +97,20 @@ def new_job(
                 allowed=tuple(served.info["languages"]),
             )
         )
+    asked, ignored, wrong = manner(
+        instructions=request.instructions,
+        speed=request.speed,
+        options=request.engine_options,
+        served=served,
+        models=models,
+    )
+    faults += wrong
+    if request.fallback not in (None, NO_FALLBACK) and _served(request.fallback, models) is None:
+        faults.append(_unknown_model(models, default_model, pointer="/fallback"))
     _refuse(faults)
     if request.webhook_url is not None:
         _check_webhook(request.webhook_url, check_target)
-    return NewJob(
+    new = NewJob(
         tenant_id=tenant_id,
         input=request.input,
         model=served.model,
@@ -99,7 +124,30 @@ def new_job(
         webhook_url=request.webhook_url,
         job_class=JobClass[(request.job_class or "normal").upper()],
         deadline=request.deadline,
+        manner=asked,
+        fallback=request.fallback,
+        warnings=ignored,
     )
+    return _rerouted(new, served, models, fallback=request.fallback or fallback)
+
+
+def _rerouted(
+    new: NewJob, served: ServedModel, models: Sequence[ServedModel], *, fallback: str | None
+) -> NewJob:
+    """Return the job as another model speaks it, while every worker of its own leaves its engine alone."""
+    if served.workers or not served.breakers_open or fallback in (None, NO_FALLBACK, served.model):
+        return new
+    other = _served(fallback or "", models)
+    spoken = None
+    if other is not None:
+        spoken = substitute(other, voice=new.voice, language=new.language, manner=new.manner)
+    if other is None or spoken is None:
+        return new
+    said = JobWarning(
+        code="fallback_model",
+        message=f"spoken by {other.model} in place of {served.model}, which is out of memory",
+    )
+    return replace(new, substitute=spoken, warnings=(*new.warnings, said))
 
 
 def served_model(name: str, models: Sequence[ServedModel], *, default_model: str) -> ServedModel:
@@ -170,6 +218,7 @@ _CODES: Final[Mapping[str, tuple[str, str]]] = {
     "missing": ("missing_member", "this member is required"),
     "string_type": ("wrong_type", "this must be a string"),
     "int_type": ("wrong_type", "this must be a whole number"),
+    "float_type": ("wrong_type", "this must be a number"),
     "int_parsing_size": ("out_of_range", "this number is too large"),
     "dict_type": ("wrong_type", "this must be an object"),
     "string_too_short": ("too_short", "this must not be empty"),
@@ -235,8 +284,8 @@ def _nul_faults(request: JobRequest) -> list[Fault]:
     paths: list[tuple[str, ...]] = [
         ("metadata", name) for name, text in (request.metadata or {}).items() if "\0" in name + text
     ]
-    if request.webhook_url is not None and "\0" in request.webhook_url:
-        paths.append(("webhook_url",))
+    texts = {"webhook_url": request.webhook_url, "instructions": request.instructions}
+    paths += [(name,) for name, text in texts.items() if text is not None and "\0" in text]
     detail = "this holds a NUL character"
     return [Fault(pointer=pointer(*path), code="invalid_text", detail=detail) for path in paths]
 

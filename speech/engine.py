@@ -201,6 +201,8 @@ class EngineInfo:
     #: What the shortest text may take on top: breaths, leading and trailing silence.
     max_extra_seconds: float
     features: Features = Features()
+    #: The slowest and the fastest `SynthesisRequest.speed` that it takes.
+    speeds: tuple[float, float] = (0.25, 4.0)
     #: `max_chars` of single languages, by primary subtag.
     max_chars_by_language: Mapping[str, int] = field(default_factory=dict)
     #: Length at which it sounds best, where that is shorter than what it takes, likewise.
