@@ -45,7 +45,7 @@ def substitute(served: ServedModel, *, voice: str, language: str, manner: Manner
 
 
 def engine_language(asked: str, info: Mapping[str, Any]) -> str | None:
-    """Return the engine's own tag for a language, since engines compare whole tags; None where it has none."""
+    """Return the engine's own tag for a language, since engines compare whole tags, or None."""
     known = [str(language) for language in info["languages"]]
     if "*" in known:
         return asked

@@ -743,7 +743,10 @@ def _sessions(folder: Path, runtime: Any, options: Any) -> list[Any]:
                 raise
             raise EngineUnavailable(f"{NAME}: {name} cannot be loaded: {_first_line(error)}") from error
         found = {value.name: (value.type, len(value.shape)) for value in session.get_inputs()}
-        if found != inputs:
+        # A graph that does not say its shapes has the rank 0.
+        if found.keys() != inputs.keys() or any(
+            found[value] not in ((kind, rank), (kind, 0)) for value, (kind, rank) in inputs.items()
+        ):
             raise EngineUnavailable(
                 f"{NAME}: {name} has the inputs {_listed(found)}; {_listed(inputs)} are needed"
             )
@@ -815,10 +818,10 @@ def _read_styles(folder: Path, called: str, kind: VoiceKind, model: Any, loader:
 def _check_style(name: str, part: str, values: Any, session: Any) -> None:
     """Compare a part of a style with what the graph takes; a free dimension is a name, or None."""
     needed = next(value.shape for value in session.get_inputs() if value.name == part)
-    fits = len(values.shape) == len(needed) and values.shape[0] == 1
+    fits = values.ndim == 3 and values.shape[0] == 1 and len(needed) in (3, 0)
     fits = fits and all(
         size == wanted
-        for size, wanted in zip(values.shape[1:], needed[1:], strict=True)
+        for size, wanted in zip(values.shape[1:], needed[1:], strict=False)
         if isinstance(wanted, int)
     )
     if not fits:

@@ -37,6 +37,7 @@ def ask(
     webhook_url: str | None = None,
     tenant: str = "ten_a",
     job_class: JobClass = JobClass.NORMAL,
+    fallback: str | None = None,
 ) -> Job:
     """Store a job."""
     return jobs.create(
@@ -52,6 +53,7 @@ def ask(
             expires_in=86_400,
             webhook_url=webhook_url,
             job_class=job_class,
+            fallback=fallback,
         )
     )
 
