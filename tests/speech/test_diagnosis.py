@@ -18,9 +18,7 @@ class Fail(Exception):
 
 
 MEMORY = [
-    OutOfMemoryError(
-        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total of 7.79 GiB"
-    ),
+    OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total of 7.79 GiB"),
     OutOfMemoryError("Allocation on device"),
     RuntimeError("CUDA error: out of memory"),
     AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
