@@ -93,7 +93,7 @@ def test_what_is_no_strict_json_is_refused(world: World, body: bytes, status: in
         ({"webhook_url": "http://127.0.0.1/"}, "/webhook_url", "webhook_url_rejected"),
         ({"webhook_url": "https://nowhere.example/"}, "/webhook_url", "webhook_url_unresolved"),
         ({"webhook_url": "https://a\0b/"}, "/webhook_url", "invalid_text"),
-        ({"speed": 2}, "/speed", "unknown_member"),
+        ({"pitch": 2}, "/pitch", "unknown_member"),
         ({"x" * 100_000: 2}, "/" + "x" * 63 + "…", "unknown_member"),
     ],
 )
@@ -120,7 +120,7 @@ def test_the_answer_names_limits_and_what_is_allowed(world: World) -> None:
     assert fault({"voice": "nobody"})["allowed"] == ["one", "zwei"]
     assert fault({"language": "fr"})["allowed"] == ["en", "de-DE"]
     assert fault({"response_format": "wav"})["allowed"] == ["mp3"]
-    assert "webhook_url" in fault({"speed": 2})["allowed"]
+    assert "webhook_url" in fault({"pitch": 2})["allowed"]
 
 
 def test_a_webhook_whose_name_has_no_address_now_is_told_apart(world: World) -> None:

@@ -43,11 +43,13 @@ from jobs.job import (
     JobId,
     JobNotFound,
     JobUnended,
+    JobWarning,
     Move,
     NewJob,
     PublishedAudio,
     State,
     Status,
+    Substitute,
     TenantId,
     TooManyQueued,
 )
@@ -391,6 +393,21 @@ class Life(RuleBasedStateMachine):
         recorded = self.jobs.clips(claim.job.id)
         chosen = data.draw(st.sets(st.sampled_from(recorded)) if recorded else st.just(set()), "lost")
         self._remake(claim, [clip for clip in recorded if clip in chosen])
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def pass_on(self, data: st.DataObject) -> None:
+        """Have another model speak it."""
+        claim = self._claimed(data, Move.HAND_OVER)
+        job = self.models[claim.job.id]
+        to = Substitute(model="other", queue=QUEUE, voice="v", language="en")
+        said = JobWarning(code="fallback_model", message="spoken by other")
+        if self._write(claim, Move.HAND_OVER, lambda: self.jobs.hand_over(claim, to, said)):
+            job.move(Move.HAND_OVER)
+            job.let_go(self.now)
+            job.queue, job.queued_at = QUEUE, job.created_at
+            job.left, job.failures = job.length, 0
+            job.clips.clear()
 
     @precondition(lambda self: self.claims)
     @rule(data=st.data())
