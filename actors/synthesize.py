@@ -117,6 +117,7 @@ def _speak(work: Synthesis, claim: Claim, lease: Renewal) -> Claim | None:
             except OutOfMemory as error:
                 if _climb(work, hand):
                     continue
+                work.learned.hopeless()
                 work.breaker.failed()
                 _give_up(work, hand, OutOfMeans(str(error)))
                 return None

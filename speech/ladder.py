@@ -14,8 +14,8 @@ from typing import Final
 #: Shorter pieces make neural engines babble, and need hardly less memory.
 FLOOR_CHARS: Final = 20
 #: A learned limit is raised after so many calls near it went well, by so much.
-RAISE_AFTER: Final = 16
-RAISE_FACTOR: Final = 1.15
+RAISE_AFTER: Final = 8
+RAISE_FACTOR: Final = 1.25
 #: What "near it" is.
 NEAR: Final = 0.75
 
@@ -89,6 +89,11 @@ class Learned:
         fits = max(FLOOR_CHARS, self._worked, chars // 2)
         self._limit = fits if self._limit is None else min(self._limit, fits)
         self._near = 0
+
+    def hopeless(self) -> None:
+        """Note that even the shortest piece did not fit: it is not the length that is wrong."""
+        self._limit = None
+        self._worked = self._near = 0
 
     def made(self, chars: int, *, most: int) -> None:
         """Note that a text was spoken.

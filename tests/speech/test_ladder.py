@@ -69,10 +69,19 @@ def test_the_limit_is_raised_slowly_by_what_goes_well_near_it() -> None:
 
     learned.made(45, most=120)
 
-    assert learned.limit == 58
+    assert learned.limit == 63
     for _ in range(20 * RAISE_AFTER):
         learned.made(learned.within(120), most=120)
     assert learned.limit is None
+
+
+def test_a_limit_that_helped_nothing_is_forgotten() -> None:
+    learned = Learned()
+    learned.too_long(100)
+
+    learned.hopeless()
+
+    assert learned.within(120) == 120
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 300)), max_size=60))
