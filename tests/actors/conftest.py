@@ -38,6 +38,7 @@ def ask(
     tenant: str = "ten_a",
     job_class: JobClass = JobClass.NORMAL,
     fallback: str | None = None,
+    voice: str = "v",
 ) -> Job:
     """Store a job."""
     return jobs.create(
@@ -46,7 +47,7 @@ def ask(
             input=text,
             model="fake",
             queue=queue,
-            voice="v",
+            voice=voice,
             language="en",
             response_format="mp3",
             seed=7,
