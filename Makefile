@@ -12,7 +12,7 @@ install:
 	@./run --install-only
 
 dev: install
-	@wanted="$$(cat pyproject.toml requirements/dev.txt requirements/voxcpm.txt requirements/constraints.txt | cksum)"; \
+	@wanted="$$(cat pyproject.toml requirements/*.txt | cksum)"; \
 	if [ "$$(cat $(DEV_STAMP) 2>/dev/null)" != "$$wanted" ]; then \
 	    echo "voxfleet: installing what the tests need" >&2; \
 	    $(BIN)/python -m pip install --quiet --disable-pip-version-check \

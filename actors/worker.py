@@ -80,6 +80,7 @@ def run_synth(
         options,
         nice=settings.cpu_nice,
         chunk_seconds=settings.chunk_seconds,
+        load_seconds=settings.load_seconds,
         lifetime=Lifetime(calls=settings.recycle_chunks, growth_bytes=growth),
     )
     with host:

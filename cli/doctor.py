@@ -150,12 +150,15 @@ def _models(values: Settings) -> Iterator[Finding]:
     from speech import registry
 
     engines = registry.installed()
-    for name, factory in sorted(engines.items()):
-        if missing := factory.missing():
-            verdict = Verdict.FAIL if name == values.default_model else Verdict.WARN
-            yield Finding(verdict, "models", f"{name} cannot be loaded", missing)
-        else:
-            yield Finding(Verdict.OK, "models", f"{name} is installed")
+    missing = {name: remedy for name, factory in engines.items() if (remedy := factory.missing())}
+    wanted = {name for name in (values.default_model, values.fallback_model) if name in missing}
+    for name in sorted(wanted):
+        verdict = Verdict.FAIL if name == values.default_model else Verdict.WARN
+        yield Finding(verdict, "models", f"{name} cannot be loaded", missing[name])
+    there = ", ".join(sorted(engines.keys() - missing.keys())) or "none"
+    yield Finding(Verdict.OK, "models", f"installed: {there}")
+    if others := ", ".join(sorted(missing.keys() - wanted)):
+        yield Finding(Verdict.OK, "models", f"not installed: {others} (`voxfleet models` says how)")
     if values.default_model not in engines:
         known = ", ".join(sorted(engines)) or "none"
         yield Finding(

@@ -153,6 +153,11 @@ class Settings(BaseSettings):
         gt=0,
         description="Hard limit for one chunk: the engine is killed when it takes longer.",
     )
+    load_seconds: float = Field(
+        default=1800.0,
+        gt=0,
+        description="Hard limit for loading an engine, a download of its weights included.",
+    )
     first_audio_seconds: float = Field(
         default=3.0,
         gt=0,

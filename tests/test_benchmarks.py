@@ -32,6 +32,15 @@ def test_claims_prints_every_question_and_the_plans_of_both_databases() -> None:
     assert "Seq Scan on jobs" not in table
 
 
+def test_memory_prints_a_row_for_each_engine() -> None:
+    table = _run("memory.py", "--chunks", "200", "--engine", "tone leaking", "--engine", "supertonic-3")
+
+    rows = {line[:14].strip(): line[14:].split() for line in table.splitlines()[1:]}
+    assert set(rows) == {"tone leaking", "supertonic-3"}
+    assert int(rows["tone leaking"][-1]) >= 1
+    assert rows["supertonic-3"][-1] == "0"
+
+
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 def test_scale_completes_what_comes_in(database: str) -> None:
     table = _run("scale.py", "--database", database, "--minutes", "0.2", "--workers", "20", "--rtf", "0.01")

@@ -235,6 +235,7 @@ ABOUT: Final = EngineInfo(
     # Not ours, and not of this package, whose graphs take any length: of a port with fixed ones. What is said
     # of longer clips of the package is that words go missing in them.
     max_seconds=MAX_SECONDS,
+    speeds=(round(SLOWEST / NATURAL, 3), round(FASTEST / NATURAL, 3)),
     device="cpu",
     # A sum over several threads has no fixed order.
     deterministic=False,
@@ -374,6 +375,7 @@ class SupertonicFactory:
             voices=tuple(styled.voice for styled in voices),
             default_voice=DEFAULT_VOICE if DEFAULT_VOICE in ids else ids[0],
             deterministic=threads == 1,
+            speeds=(round(SLOWEST / read.speed, 3), round(FASTEST / read.speed, 3)),
             # They are of the speed 1.05.
             min_seconds_per_char=MIN_SECONDS_PER_CHAR * NATURAL / read.speed,
             max_seconds_per_char=MAX_SECONDS_PER_CHAR * NATURAL / read.speed,
