@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -36,6 +35,7 @@ from speech.engine import (
     option_schema,
     read_options,
 )
+from speech.engines.packages import require
 from speech.voices import Reference, references
 
 VERSION: Final = "0.1.7"
@@ -203,14 +203,7 @@ class ChatterboxFactory:
                 wrong.
         """
         read = read_options(ChatterboxOptions, options, engine=ABOUT.name)
-        if remedy := self.missing():
-            raise EngineUnavailable(f"engine chatterbox-turbo is not installed: {remedy}")
-        try:
-            found = version("chatterbox-tts")
-        except PackageNotFoundError:
-            found = "an unknown version"
-        if found != VERSION:
-            raise EngineUnavailable(f"chatterbox-tts {found} is installed, {VERSION} is needed: {INSTALL}")
+        require("chatterbox-tts", VERSION, engine=ABOUT.name, install=INSTALL, missing=self.missing())
         if read.model is None:
             raise EngineUnavailable("VOXFLEET_ENGINE_CHATTERBOX_TURBO_MODEL must name a folder of weights")
         for name in FILES:

@@ -11,7 +11,6 @@ import re
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +30,7 @@ from speech.engine import (
     Voice,
     read_options,
 )
+from speech.engines.packages import require
 
 VERSION: Final = "0.2.1"
 INSTALL: Final = "pip install 'voxfleet[hibari]'"
@@ -160,10 +160,7 @@ class HibariFactory:
             EngineUnavailable: the package is absent, of another version or damaged, or an option is wrong.
         """
         read = read_options(HibariOptions, options, engine="hibari")
-        if remedy := self.missing():
-            raise EngineUnavailable(f"engine hibari is not installed: {remedy}")
-        if (found := version("hibari-tts")) != VERSION:
-            raise EngineUnavailable(f"hibari-tts {found} is installed, {VERSION} is needed: {INSTALL}")
+        require("hibari-tts", VERSION, engine="hibari", install=INSTALL, missing=self.missing())
         import hibari  # noqa: PLC0415  # the model's runtime: in the engine's process alone
 
         verify(Path(hibari.__file__).parent / "assets")

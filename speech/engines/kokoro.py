@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -34,7 +34,8 @@ from speech.engine import (
     read_options,
 )
 from speech.engines import hibari
-from speech.engines.onnx import session
+from speech.engines.onnx import load_graph
+from speech.engines.packages import require
 
 INSTALL: Final = "pip install 'voxfleet[kokoro]'"
 #: A call of the graph takes 510 phonemes; this is about half of that in prose, and what is spelled out is cut
@@ -43,7 +44,7 @@ MAX_CHARS: Final = 300
 MAX_PHONEMES: Final = 510
 #: Rows of a voice, one for each length of a phrase, and numbers in a row.
 ROWS, STYLE = 510, 256
-INPUTS: Final = frozenset({"tokens", "style", "speed"})
+INPUTS: Final = {"tokens": ("tensor(int64)", 2), "style": ("tensor(float)", 2), "speed": ("tensor(float)", 1)}
 SPEEDS: Final = (0.5, 2.0)
 DEFAULT: Final = "af_heart"
 #: hibari's reader of British spelling.
@@ -226,14 +227,7 @@ class KokoroFactory:
                 option is wrong.
         """
         read = read_options(KokoroOptions, options, engine="kokoro")
-        if remedy := self.missing():
-            raise EngineUnavailable(f"engine kokoro is not installed: {remedy}")
-        try:
-            found = version("hibari-tts")
-        except PackageNotFoundError:
-            found = "an unknown version"
-        if found != hibari.VERSION:
-            raise EngineUnavailable(f"hibari-tts {found} is installed, {hibari.VERSION} is needed: {INSTALL}")
+        require("hibari-tts", hibari.VERSION, engine="kokoro", install=INSTALL, missing=self.missing())
         if read.model is None:
             raise EngineUnavailable("VOXFLEET_ENGINE_KOKORO_MODEL must name a folder of weights and voices")
         path = _graph(read.model)
@@ -247,7 +241,13 @@ class KokoroFactory:
             raise EngineUnavailable(
                 f"kokoro: {read.default_voice}.bin is missing from {read.model / 'voices'}"
             )
-        graph = session(path, threads=read.threads, inputs=INPUTS, engine="kokoro")
+        graph = load_graph(
+            path,
+            inputs=INPUTS,
+            engine="kokoro",
+            runtime=import_module("onnxruntime"),
+            threads=read.threads,
+        )
         for array in voices.values():
             digest.update(array.tobytes())
         readers, vocabulary = _readers()

@@ -1,73 +1,85 @@
-"""What the engines on onnxruntime have in common; the runtime is imported by `session` alone."""
+"""What the engines on onnxruntime have in common. The runtime is imported by the engine, and given."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from speech.diagnosis import diagnose
 from speech.engine import EngineUnavailable
 
-_CPUS: Final = Path("/sys/devices/system/cpu")
-_QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 
-
-def physical_cores() -> int:
-    """Return how many cores this process may use: those of its affinity mask, two threads of one core counted
-    once, and no more than its control group is given.
-    """
-    mine = os.sched_getaffinity(0)
-    cores = set()
-    for cpu in mine:
-        try:
-            cores.add((_CPUS / f"cpu{cpu}/topology/thread_siblings_list").read_text().strip())
-        except OSError:
-            cores.add(str(cpu))
-    try:
-        quota, period = _QUOTA.read_text().split()
-        given = len(mine) if quota == "max" else -(-int(quota) // int(period))
-    except (OSError, ValueError, ZeroDivisionError):
-        given = len(mine)
-    return max(1, min(len(cores), given))
-
-
-def session(path: Path, *, threads: int, inputs: frozenset[str], engine: str) -> Any:
-    """Load a graph for the CPU; return the `onnxruntime.InferenceSession`.
+def session_options(runtime: Any, *, threads: int) -> Any:
+    """Return how onnxruntime runs a graph.
 
     Args:
-        inputs: the names that it must have.
+        runtime: the module `onnxruntime`.
+    """
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads
+    # No graph has branches that are worth a thread.
+    options.inter_op_num_threads = 1
+    options.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.enable_cpu_mem_arena = True
+    # Shares of work that grow smaller towards the end: no thread waits for one whose core was taken away.
+    options.add_session_config_entry("session.dynamic_block_base", "4")
+    # A thread without work would keep its core busy, beside workers that need it.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
+def load_graph(
+    path: Path,
+    *,
+    inputs: Mapping[str, tuple[str, int]],
+    engine: str,
+    runtime: Any,
+    threads: int,
+    name: str = "",
+) -> Any:
+    """Load a graph for the CPU; return the `InferenceSession`.
+
+    Args:
+        inputs: name, type and rank of what it must take.
+        engine: named in errors.
+        name: what to call the file there.
 
     Raises:
-        EngineUnavailable: it is missing, damaged, or another graph; names the file.
+        EngineUnavailable: it is damaged, or another graph.
+        Others, of the runtime: there is too little memory for it.
     """
-    import onnxruntime as ort  # noqa: PLC0415  # the model's runtime: in the engine's process alone
-    from onnxruntime.capi import onnxruntime_pybind11_state as errors  # noqa: PLC0415
-
-    # They have no common class but Exception.
-    failures = tuple(
-        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)
-    )
-    if not path.is_file():
-        raise EngineUnavailable(f"{engine}: {path.name} is missing from {path.parent}")
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.enable_cpu_mem_arena = True
-    # Threads that spin between two small operators take the core from the API and from ffmpeg.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # Smaller blocks towards the end of a parallel loop: a core that was taken away holds the others up less.
-    options.add_session_config_entry("session.dynamic_block_base", "4")
-    # Warnings of its optimizer are for whoever exports a model.
-    options.log_severity_level = 3
+    name = name or path.name
+    options = session_options(runtime, threads=threads)
     try:
-        loaded = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except failures as error:
-        raise EngineUnavailable(f"{engine}: {path.name} cannot be loaded: {error}") from error
-    if (found := {given.name for given in loaded.get_inputs()}) != inputs:
+        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except failures(runtime) as error:
+        if diagnose(error).memory:
+            raise
+        said = str(error).partition("\n")[0]
+        raise EngineUnavailable(f"{engine}: {name} cannot be loaded: {said}") from error
+    found = {value.name: (value.type, len(value.shape)) for value in session.get_inputs()}
+    # A graph that does not say its shapes has the rank 0.
+    if found.keys() != inputs.keys() or any(
+        found[value] not in ((kind, rank), (kind, 0)) for value, (kind, rank) in inputs.items()
+    ):
         raise EngineUnavailable(
-            f"{engine}: {path.name} is another graph: its inputs are {', '.join(sorted(found))}, "
-            f"not {', '.join(sorted(inputs))}"
+            f"{engine}: {name} has the inputs {_listed(found)}; {_listed(inputs)} are needed"
         )
-    return loaded
+    return session
+
+
+def failures(runtime: Any) -> tuple[type[Exception], ...]:
+    """Return what onnxruntime raises: classes that have nothing in common but `Exception`."""
+    state = runtime.capi.onnxruntime_pybind11_state
+    found = (getattr(state, name) for name in dir(state))
+    return (
+        RuntimeError,
+        ValueError,
+        *(kind for kind in found if isinstance(kind, type) and issubclass(kind, Exception)),
+    )
+
+
+def _listed(inputs: Mapping[str, tuple[str, int]]) -> str:
+    return ", ".join(f"{name}: {kind} of rank {rank}" for name, (kind, rank) in sorted(inputs.items()))

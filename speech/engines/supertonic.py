@@ -10,18 +10,15 @@ Nothing was measured with the released weights by the authors of this file; figu
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import math
-import os
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -49,6 +46,10 @@ from speech.engine import (
     option_schema,
     read_options,
 )
+from speech.engines.cores import physical_cores
+from speech.engines.hub import weights
+from speech.engines.onnx import failures, load_graph
+from speech.engines.packages import require
 from speech.text import speakable
 
 NAME: Final = "supertonic-3"
@@ -59,9 +60,6 @@ NEEDED: Final = ("supertonic", "onnxruntime", "huggingface_hub")
 HUB: Final = "Supertone/supertonic-3"
 #: The commit that version 1.3.1 of the package was tested with (`supertonic.config.MODEL_CONFIGS`).
 REVISION: Final = "724fb5abbf5502583fb520898d45929e62f02c0b"
-HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-#: "~" is a home, a leading dot or slash a folder, a backslash one of Windows.
-_PATH: Final = re.compile(r"[./~\\]|.*\\|[A-Za-z]:|.*/.*/|.*/$")
 
 SAMPLE_RATE: Final = 44_100
 #: What a text is tagged with whose language nobody knows: the package's word, and BCP 47's.
@@ -348,20 +346,27 @@ class SupertonicFactory:
                 wrong.
         """
         read = read_options(SupertonicOptions, options, engine=NAME)
-        if remedy := self.missing():
-            raise EngineUnavailable(f"engine {NAME} is not installed: {remedy}")
-        if (found := version("supertonic")) != VERSION:
-            raise EngineUnavailable(f"supertonic {found} is installed, {VERSION} is needed: {INSTALL}")
+        require("supertonic", VERSION, engine=NAME, install=INSTALL, missing=self.missing())
         try:
             runtime: Any = import_module("onnxruntime")
             core: Any = import_module("supertonic.core")
             loader: Any = import_module("supertonic.loader")
         except (ImportError, OSError) as error:
             raise EngineUnavailable(f"supertonic cannot be imported: {error}") from error
-        folder, weights = _weights(read)
+        folder, named = weights(
+            read.model,
+            engine=NAME,
+            revision=read.revision or (REVISION if read.model == HUB else None),
+            offline=read.offline,
+            # The repository holds samples and pictures too.
+            patterns=[CONFIG, INDEXER, *GRAPHS, f"{STYLES}/*.json"],
+        )
         verify(folder)
         threads = min(read.threads or 64, physical_cores())
-        sessions = _sessions(folder, runtime, session_options(runtime, threads=threads))
+        sessions = [
+            load_graph(folder / name, inputs=inputs, engine=NAME, runtime=runtime, threads=threads, name=name)
+            for name, inputs in GRAPHS.items()
+        ]
         try:
             model = seeded(core)(loader.load_configs(folder), loader.load_text_processor(folder), *sessions)
         except UNREADABLE as error:
@@ -379,7 +384,7 @@ class SupertonicFactory:
             # They are of the speed 1.05.
             min_seconds_per_char=MIN_SECONDS_PER_CHAR * NATURAL / read.speed,
             max_seconds_per_char=MAX_SECONDS_PER_CHAR * NATURAL / read.speed,
-            weights=weights,
+            weights=named,
             options=_schema(read.steps),
             thrift={"steps": min(ABOUT.thrift["steps"], read.steps)},
         )
@@ -424,26 +429,6 @@ def seeded(core: Any) -> Any:
             return self._noise.standard_normal(shape, dtype=np.float32) * mask, mask
 
     return Seeded
-
-
-def session_options(runtime: Any, *, threads: int) -> Any:
-    """Return how onnxruntime runs a graph.
-
-    Args:
-        runtime: the module `onnxruntime`.
-    """
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = threads
-    # No graph has branches that are worth a thread.
-    options.inter_op_num_threads = 1
-    options.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
-    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.enable_cpu_mem_arena = True
-    # Shares of work that grow smaller towards the end: no thread waits for one whose core was taken away.
-    options.add_session_config_entry("session.dynamic_block_base", "4")
-    # A thread without work would keep its core busy, beside workers that need it.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return options
 
 
 def tag(language: str) -> str:
@@ -613,63 +598,6 @@ def _named(character: str) -> str:
     return character if seen else f"U+{ord(character):04X}"
 
 
-# --- the machine ------------------------------------------------------------------------------------------
-
-
-def physical_cores(root: Path = Path("/")) -> int:
-    """Return how many physical cores this process may use, at least 1: those of its affinity mask, two
-    threads of one core counted once, and no more than the quota of its control group.
-
-    Args:
-        root: where /sys and /proc are.
-    """
-    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    cores = {_core(root, cpu) for cpu in cpus}
-    # Rounded down: a thread more than the quota would stand still for a part of each period, and the others
-    # would wait for it.
-    return max(1, int(min(len(cores), _quota(root))))
-
-
-def _core(root: Path, cpu: int) -> str:
-    """Return what the threads of one core have in common."""
-    siblings = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-    try:
-        return siblings.read_text().strip()
-    except OSError:
-        # A core of its own, where nobody says otherwise.
-        return str(cpu)
-
-
-def _quota(root: Path) -> float:
-    """Return how many processors the control group allows, by cgroups(7); infinity where it does not say."""
-    quotas = [math.inf]
-    for path in _groups(root):
-        with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
-            if path.name == "cpu.max":
-                quota, period = path.read_text().split()
-            else:
-                quota = path.read_text()
-                period = path.with_name("cpu.cfs_period_us").read_text()
-            if float(quota) > 0:
-                quotas.append(float(quota) / float(period))
-    return min(quotas)
-
-
-def _groups(root: Path) -> Iterator[Path]:
-    """Yield the files that may hold a quota, of both versions: of the group of this process and all above."""
-    groups = {""}
-    with contextlib.suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, name = line.split(":", 2)
-            if not controllers or "cpu" in controllers.split(","):
-                path = Path(name.lstrip("/"))
-                groups.update(str(group) for group in (path, *path.parents))
-    for group in sorted(groups):
-        yield root / "sys/fs/cgroup" / group / "cpu.max"
-        for mount in ("cpu", "cpu,cpuacct"):
-            yield root / "sys/fs/cgroup" / mount / group / "cpu.cfs_quota_us"
-
-
 # --- the folder -------------------------------------------------------------------------------------------
 
 
@@ -730,41 +658,6 @@ def _json(path: Path, name: str) -> Any:
         raise EngineUnavailable(f"{NAME}: {name} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise EngineUnavailable(f"{NAME}: {name} is no JSON: {error}") from error
-
-
-def _sessions(folder: Path, runtime: Any, options: Any) -> list[Any]:
-    """Load the graphs, in the order of `GRAPHS`."""
-    sessions = []
-    for name, inputs in GRAPHS.items():
-        try:
-            session = runtime.InferenceSession(
-                str(folder / name), options, providers=["CPUExecutionProvider"]
-            )
-        except _errors(runtime) as error:
-            if diagnose(error).memory:
-                raise
-            raise EngineUnavailable(f"{NAME}: {name} cannot be loaded: {_first_line(error)}") from error
-        found = {value.name: (value.type, len(value.shape)) for value in session.get_inputs()}
-        # A graph that does not say its shapes has the rank 0.
-        if found.keys() != inputs.keys() or any(
-            found[value] not in ((kind, rank), (kind, 0)) for value, (kind, rank) in inputs.items()
-        ):
-            raise EngineUnavailable(
-                f"{NAME}: {name} has the inputs {_listed(found)}; {_listed(inputs)} are needed"
-            )
-        sessions.append(session)
-    return sessions
-
-
-def _errors(runtime: Any) -> tuple[type[Exception], ...]:
-    """Return what onnxruntime raises: classes that have nothing in common but `Exception`."""
-    state = runtime.capi.onnxruntime_pybind11_state
-    found = (getattr(state, name) for name in dir(state))
-    return (
-        RuntimeError,
-        ValueError,
-        *(kind for kind in found if isinstance(kind, type) and issubclass(kind, Exception)),
-    )
 
 
 def _voices(folder: Path, further: Path | None, model: Any, loader: Any) -> list[StyledVoice]:
@@ -845,10 +738,10 @@ def _try_out(model: Any, style: Any, runtime: Any) -> None:
         "style_dp": style.dp,
         "text_mask": np.ones((1, 1, 1), np.float32),
     }
-    failures: tuple[type[Exception], ...] = (*_errors(runtime), *UNREADABLE, BadOutput)
+    expected: tuple[type[Exception], ...] = (*failures(runtime), *UNREADABLE, BadOutput)
     try:
         model.dp_ort.run(None, inputs)
-    except failures as error:
+    except expected as error:
         if diagnose(error).memory:
             raise
         raise EngineUnavailable(
@@ -859,7 +752,7 @@ def _try_out(model: Any, style: Any, runtime: Any) -> None:
         audio, seconds = model(["Hello."], style, 1, NATURAL, "en")
         fits = audio.ndim == 2 and audio.shape[0] == 1
         fits = fits and audio.shape[1] >= int(float(seconds[0]) * model.sample_rate)
-    except failures as error:
+    except expected as error:
         if diagnose(error).memory:
             raise
         raise EngineUnavailable(f"{NAME}: the graphs do not fit together: {_first_line(error)}") from error
@@ -867,39 +760,6 @@ def _try_out(model: Any, style: Any, runtime: Any) -> None:
         raise EngineUnavailable(
             f"{NAME}: the graphs give no audio for {seconds[0]:.2f} s, but {audio.dtype} of {audio.shape}"
         )
-
-
-def _weights(options: SupertonicOptions) -> tuple[Path, str]:
-    """Return the folder of the weights, downloaded where it must be, and what to call them."""
-    # A home that nobody has stays as it is written.
-    folder = Path(os.path.expanduser(options.model))  # noqa: PTH111
-    if folder.is_dir():
-        return folder, folder.resolve().name
-    if folder.exists():
-        raise EngineUnavailable(f"{NAME}: {options.model} is a file; the folder with `onnx` in it is needed")
-    # "models/supertonic" could be either; where there is a folder `models`, it is meant.
-    if _PATH.match(options.model) or not HUB_ID.fullmatch(options.model) or folder.parent.is_dir():
-        raise EngineUnavailable(f"{NAME}: there is no folder {options.model}")
-    # Read when the module is imported.
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    hub: Any = import_module("huggingface_hub")
-    errors: Any = import_module("huggingface_hub.errors")
-    revision = options.revision or (REVISION if options.model == HUB else None)
-    try:
-        found = hub.snapshot_download(
-            options.model,
-            revision=revision,
-            local_files_only=options.offline,
-            # The repository holds samples and pictures too.
-            allow_patterns=[CONFIG, INDEXER, *GRAPHS, f"{STYLES}/*.json"],
-        )
-    except (OSError, ValueError, errors.HTTPError) as error:
-        raise EngineUnavailable(
-            f"{NAME}: {options.model} cannot be had from the hub ({type(error).__name__}); "
-            f"`hf download {options.model} --local-dir DIR` where it can be reached, then model=DIR"
-        ) from error
-    # The last part of a snapshot's path is its commit.
-    return Path(found), f"{options.model}@{Path(found).name}"
 
 
 def _revision(
@@ -924,10 +784,6 @@ def _schema(steps: int) -> dict[str, Any]:
     schema = option_schema(SupertonicCallOptions)
     schema["properties"]["steps"]["default"] = steps
     return schema
-
-
-def _listed(inputs: Mapping[str, tuple[str, int]]) -> str:
-    return ", ".join(f"{name}: {kind} of rank {rank}" for name, (kind, rank) in sorted(inputs.items()))
 
 
 def _first_line(error: BaseException) -> str:

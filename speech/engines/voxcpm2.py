@@ -30,7 +30,6 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -57,6 +56,8 @@ from speech.engine import (
     option_schema,
     read_options,
 )
+from speech.engines.hub import weights
+from speech.engines.packages import require
 from speech.engines.voxcpm2_folder import UNREADABLE, fingerprint, quiet, verify
 from speech.text import speakable
 from speech.voices import Reference, reference, references
@@ -66,7 +67,6 @@ VERSION: Final = "2.0.3"
 INSTALL: Final = "pip install 'voxfleet[voxcpm2]'"
 #: What it cannot load without; the rest of the package's long list is for training and for its demo.
 NEEDED: Final = ("voxcpm", "torch", "transformers", "safetensors", "einops", "librosa", "huggingface_hub")
-HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 #: The voice of a request without a clip: drawn by the seed, or as `style` describes it.
 DEFAULT_VOICE: Final = "default"
@@ -99,8 +99,6 @@ LONGEST_PROMPT_TEXT: Final = 1_000
 #: In units of the latent space, whose values are a few.
 LARGEST_LATENT: Final = 1e4
 
-#: "~" is a home, a leading dot or slash a folder, a backslash one of Windows.
-_PATH: Final = re.compile(r"[./~\\]|.*\\|[A-Za-z]:|.*/.*/|.*/$")
 _BRACKETS: Final = re.compile(r"[()（）]")
 _OPENING: Final = re.compile(r"\s*[(（]")
 
@@ -490,10 +488,7 @@ class VoxCpm2Factory:
                 wrong.
         """
         read = read_options(VoxCpm2Options, options, engine=NAME)
-        if remedy := self.missing():
-            raise EngineUnavailable(f"engine voxcpm2 is not installed: {remedy}")
-        if (found := version("voxcpm")) != VERSION:
-            raise EngineUnavailable(f"voxcpm {found} is installed, {VERSION} is needed: {INSTALL}")
+        require("voxcpm", VERSION, engine=NAME, install=INSTALL, missing=self.missing())
         voices = _clips(read)
         prepare_import()
         try:
@@ -511,7 +506,8 @@ class VoxCpm2Factory:
         torch.set_num_threads(read.threads)
         if read.memory_fraction is not None:
             torch.cuda.set_per_process_memory_fraction(read.memory_fraction)
-        folder, weights = _weights(read)
+        with quiet():
+            folder, named = weights(read.model, engine=NAME, revision=read.revision, offline=read.offline)
         verify(folder)
         with quiet() as said:
             model = voxcpm.VoxCPM.from_pretrained(
@@ -540,7 +536,7 @@ class VoxCpm2Factory:
             deterministic=device == "cpu" and read.threads == 1,
             dtype=str(config.dtype),
             memory_mb=ABOUT.memory_mb if device == "cuda" else None,
-            weights=weights,
+            weights=named,
         )
         return VoxCpm2Engine(model, info, voices, voices_cached=read.voices_cached)
 
@@ -720,33 +716,6 @@ def _device(options: VoxCpm2Options, torch: Any) -> str:
         # CUDA graphs belong to a thread, and their loss is silent: OpenBMB/VoxCPM issues 107 and 125.
         raise EngineUnavailable("voxcpm2 is compiled on a main thread alone; optimize=false does without")
     return device
-
-
-def _weights(options: VoxCpm2Options) -> tuple[Path, str]:
-    """Return the folder of the weights, downloaded where it must be, and what to call them."""
-    # A home that nobody has stays as it is written.
-    folder = Path(os.path.expanduser(options.model))  # noqa: PTH111
-    if folder.is_dir():
-        return folder, folder.resolve().name
-    if folder.exists():
-        raise EngineUnavailable(f"voxcpm2: {options.model} is a file; the folder around it is needed")
-    if _PATH.match(options.model) or not HUB_ID.fullmatch(options.model):
-        raise EngineUnavailable(f"voxcpm2: there is no folder {options.model}")
-    with quiet():
-        hub: Any = import_module("huggingface_hub")
-        errors: Any = import_module("huggingface_hub.errors")
-    try:
-        with quiet():
-            found = hub.snapshot_download(
-                options.model, revision=options.revision, local_files_only=options.offline
-            )
-    except (OSError, ValueError, errors.HTTPError) as error:
-        raise EngineUnavailable(
-            f"voxcpm2: {options.model} cannot be had from the hub ({type(error).__name__}); "
-            f"`hf download {options.model} --local-dir DIR` where it can be reached, then model=DIR"
-        ) from error
-    # The last part of a snapshot's path is its commit.
-    return Path(found), f"{options.model}@{Path(found).name}"
 
 
 def _revision(folder: Path, voices: Iterable[Reference], *, torch: str, device: str) -> str:

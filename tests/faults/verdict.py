@@ -20,7 +20,7 @@ import numpy as np
 import standardwebhooks
 
 from actors.encode import CROSSFADE_MS
-from actors.making import chunk_seed
+from actors.making import SEEDS, chunk_seed
 from jobs.events import ENDINGS
 from jobs.job import MOVES, Move, Stage, State, Status
 from speech import ffmpeg
@@ -39,7 +39,7 @@ WAITED_FOR: Final = frozenset({"storage_error", "disk_full", "engine_unavailable
 #: Of a hundred jobs that were not poisoned so many may fail by them.
 MOST_FAILED: Final = 5
 #: Seeds that a chunk may have been given: one more for each clip that was refused.
-ATTEMPTS: Final = 8
+ATTEMPTS: Final = 8 * SEEDS
 #: A call may have been logged a moment after the worker was let go on.
 THAW_SECONDS: Final = 2.0
 #: So long after the database was away, or an answer of it was lost, a lease may run out for that.
@@ -468,9 +468,14 @@ def no_recorded_chunk_was_made_again(seen: Evidence) -> Findings:
         again[job_id] += times - 1
     seen.counts["calls of the engine"] = len(seen.calls)
     seen.counts["chunks made more than once"] = sum(times > 1 for times in made.values())
+    # A killed engine costs its chunk a second call, in the same claim.
+    kills = sum("kill engine" in kind for _, kind, _ in seen.struck)
     for job_id, times in again.items():
+        if seen.order(seen.jobs[job_id]).poison is not None:
+            # It was tried in every way before it was given up.
+            continue
         claims = _claims(seen, job_id, "synthesizing")
-        if times > IN_HAND * (claims - 1):
+        if times > IN_HAND * (claims - 1) + kills:
             yield f"{job_id}: {times} chunks too many in {claims} claims"
 
 
@@ -483,11 +488,13 @@ def _claims(seen: Evidence, job_id: str, stage: str) -> int:
 def _chunk(seen: Evidence, call: Row) -> tuple[str, int] | None:
     """Return the job that a call was for, and where its chunk begins; the seed tells twins apart."""
     number = re.match(r"Order (\d+) ", call["text"])
-    for job in seen.of_order.get(int(number[1]) if number else -1, ()):
-        start = seen.spoken(job).find(call["text"])
+    # Without one it is a piece of a chunk that was cut for want of memory.
+    for job in seen.jobs.values() if number is None else seen.of_order.get(int(number[1]), ()):
         seed = int(json.loads(job["request"])["seed"])
-        if start >= 0 and call["seed"] in {chunk_seed(seed, start, attempt) for attempt in range(ATTEMPTS)}:
-            return job["id"], start
+        for found in re.finditer(re.escape(call["text"]), seen.spoken(job)):
+            start = found.start()
+            if call["seed"] in {chunk_seed(seed, start, attempt) for attempt in range(ATTEMPTS)}:
+                return job["id"], start
     return None
 
 

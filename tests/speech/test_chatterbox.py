@@ -25,7 +25,7 @@ from speech.engine import (
     UnknownVoice,
     UnsupportedText,
 )
-from speech.engines import chatterbox
+from speech.engines import chatterbox, packages
 from speech.engines.chatterbox import ENGINE, FILES, ChatterboxEngine
 
 from .test_voices import write
@@ -87,7 +87,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "chatterbox", types.ModuleType("chatterbox"))
     monkeypatch.setitem(sys.modules, "chatterbox.tts_turbo", module)
     monkeypatch.setattr(chatterbox, "find_spec", lambda name: object())
-    monkeypatch.setattr(chatterbox, "version", lambda name: "0.1.7")
+    monkeypatch.setattr(packages, "version", lambda name: "0.1.7")
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ def test_without_any_voice_it_is_of_no_use(folder: Path) -> None:
 def test_another_version_or_no_folder_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EngineUnavailable, match="VOXFLEET_ENGINE_CHATTERBOX_TURBO_MODEL"):
         ENGINE.load({})
-    monkeypatch.setattr(chatterbox, "version", lambda name: "0.1.6")
+    monkeypatch.setattr(packages, "version", lambda name: "0.1.6")
     with pytest.raises(EngineUnavailable, match=r"0\.1\.6"):
         load(folder)
 

@@ -127,7 +127,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
             shutil.rmtree(d),
             tiny_kokoro.build(d, inputs=("text", "style", "speed")),
         ),
-        "another graph",
+        "has the inputs",
     ),
     "no voices": (lambda d: shutil.rmtree(d / "voices"), "no voice"),
     "a cut voice": (lambda d: cut_file(d / "voices/bm_george.bin"), "bm_george.bin"),

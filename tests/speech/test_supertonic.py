@@ -28,7 +28,9 @@ from speech.engine import (
     UnsupportedLanguage,
     UnsupportedText,
 )
+from speech.engines import packages
 from speech.engines import supertonic as module
+from speech.engines.cores import physical_cores
 from speech.engines.supertonic import (
     ABOUT,
     CONFIG,
@@ -41,7 +43,6 @@ from speech.engines.supertonic import (
     NATURAL,
     REVISION,
     SupertonicEngine,
-    physical_cores,
     readable,
     tag,
 )
@@ -704,7 +705,7 @@ def test_a_package_that_is_missing_is_said_with_the_remedy(folder, monkeypatch, 
 
 
 def test_another_version_of_the_package_is_refused(folder, monkeypatch):
-    monkeypatch.setattr(module, "version", lambda _: "1.2.0")
+    monkeypatch.setattr(packages, "version", lambda _: "1.2.0")
 
     with pytest.raises(EngineUnavailable, match=r"supertonic 1\.2\.0 is installed, 1\.3\.1 is needed"):
         load(folder)
