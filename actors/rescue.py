@@ -48,9 +48,19 @@ DEGRADING: Final = frozenset({Rung.SPARED, Rung.HANDED_OVER, Rung.NOTICE})
 class OutOfMeans(Exception):
     """Nothing that this worker could do gave the text enough memory, and nobody else speaks it."""
 
+    told = "it ran out of memory"
+
 
 class LeftAlone(Exception):
     """The breaker is open: the engine is not asked now."""
+
+    told = "it ran out of memory too often"
+
+
+class Late(Exception):
+    """Nothing was heard in time by somebody who listens."""
+
+    told = "it gave no sound in time"
 
 
 def warning(rung: Rung, message: str | None = None) -> JobWarning:

@@ -13,14 +13,14 @@ from actors.bell import MEDIA_QUEUE
 from actors.departure import Leaving
 from actors.making import InHand, Piece, Synthesis, make, say_voice_changed
 from actors.renewal import Renewal
-from actors.rescue import LeftAlone, OutOfMeans
+from actors.rescue import Late, LeftAlone, OutOfMeans
 from actors.staging import Staging
 from actors.turn import UNEXPECTED, Remedy, Turn, Verdict
 from actors.urgency import Urgency
 from jobs.database import DatabaseUnavailable
 from jobs.job import Claim, JobClass, JobError
 from speech.chunks import Chunk, split
-from speech.engine import EngineError, EngineFailed, EngineTimedOut, EngineUnavailable, OutOfMemory
+from speech.engine import EngineError, EngineFailed, EngineUnavailable, OutOfMemory
 from speech.host import NoAudioYet
 from speech.ladder import Rung, climb, half
 from speech.text import prepare, speakable
@@ -97,7 +97,7 @@ def _speak(work: Synthesis, claim: Claim, lease: Renewal) -> Claim | None:
         )
         _begin(work, hand)
         if not work.breaker.is_closed:
-            _give_up(work, hand, LeftAlone("its engine ran out of memory too often"))
+            _give_up(work, hand, LeftAlone("the engine ran out of memory too often"))
             return None
         _go_on_in_its_voice(work, hand)
         cut = False
@@ -123,7 +123,7 @@ def _speak(work: Synthesis, claim: Claim, lease: Renewal) -> Claim | None:
                 return None
             except NoAudioYet as error:
                 try:
-                    _give_up(work, hand, EngineTimedOut(str(error)))
+                    _give_up(work, hand, Late(str(error)))
                 finally:
                     work.engine.settle()
                 return None
@@ -158,14 +158,14 @@ def _hand_on(work: Synthesis, hand: InHand) -> None:
     work.ring(MEDIA_QUEUE)
 
 
-def _give_up(work: Synthesis, hand: InHand, why: Exception) -> None:
+def _give_up(work: Synthesis, hand: InHand, why: OutOfMeans | LeftAlone | Late) -> None:
     """Have another model speak the job, or whoever listens hear a notice.
 
     Raises:
         The reason: neither can be.
     """
     claim, lease, staging = hand.claim, hand.lease, hand.staging
-    if work.rescue.hand_over(claim, lease, staging, reason=str(why)):
+    if work.rescue.hand_over(claim, lease, staging, reason=why.told):
         return
     rest = [piece.chunk for piece in hand.pieces]
     seq, rate = claim.next_seq + hand.made, work.engine.info.sample_rate

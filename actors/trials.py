@@ -10,7 +10,7 @@ from typing import Final, Self
 
 from actors.making import Speaker
 from speech.breaker import Breaker
-from speech.engine import EngineError, OutOfMemory, SynthesisRequest
+from speech.engine import EngineError, EngineUnavailable, OutOfMemory, SynthesisRequest
 from speech.host import Interrupted
 
 log = logging.getLogger("voxfleet.actors")
@@ -58,13 +58,16 @@ class Trials:
 
     def _run(self) -> None:
         while not self._over.wait(LOOK_SECONDS):
-            if self._breaker.may_try():
-                self._breaker.tried(well=self._speaks())
-            if self._breaker.is_closed is not self._was_closed:
-                self._was_closed = self._breaker.is_closed
-                log.warning("the breaker has %s", "closed" if self._was_closed else "opened")
+            if self._was_closed and not self._breaker.is_closed:
+                log.warning("the breaker has opened")
+                self._was_closed = False
                 self._changed()
+            if self._breaker.may_try():
+                self._was_closed = self._speaks()
+                self._breaker.tried(well=self._was_closed)
                 if self._was_closed:
+                    log.warning("the breaker has closed")
+                    self._changed()
                     self._ring()
 
     def _speaks(self) -> bool:
@@ -73,11 +76,12 @@ class Trials:
             # What fragments its memory goes with it.
             self._engine.restart()
             info = self._engine.info
-            voice = next(voice for voice in info.voices if voice.id == info.default_voice)
-            request = SynthesisRequest(text=TEXT, voice=voice.id, language=_spoken(info.languages), seed=0)
+            language = _spoken(info.languages)
+            request = SynthesisRequest(text=TEXT, voice=info.default_voice, language=language, seed=0)
             for _ in self._engine.synthesize(request, stop=self._over.is_set, seconds=SECONDS):
                 pass
-        except OutOfMemory as error:
+        except (OutOfMemory, EngineUnavailable) as error:
+            # It may not even be loaded: somebody else has the memory.
             log.info("the engine is still out of memory: %s", error)
             return False
         except (EngineError, Interrupted) as error:

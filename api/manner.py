@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, ValidationError
+from referencing import Registry
 
 from api.bodies import pointer
 from api.problems import Fault
@@ -103,7 +104,9 @@ def _faults(options: Mapping[str, Any], schema: Mapping[str, Any]) -> Iterable[F
     except SchemaError:
         # An engine of somebody else's: it judges for itself when it is called.
         return ()
-    return [_fault(error) for error in Draft202012Validator(schema).iter_errors(dict(options))]
+    # No schema is fetched from anywhere.
+    judge = Draft202012Validator(schema, registry=Registry())
+    return [_fault(error) for error in judge.iter_errors(dict(options))]
 
 
 def _fault(error: ValidationError) -> Fault:

@@ -193,9 +193,8 @@ class KokoroEngine:
             said = reader(sentence) or ""
             unknown = sorted({phoneme for phoneme in said if phoneme not in self._vocabulary})
             if unknown:
-                raise UnsupportedText(
-                    f"kokoro has no sound for {' '.join(unknown[:10])} in {sentence[:40]!r}"
-                )
+                names = " ".join(unknown[:10])
+                raise UnsupportedText(f"kokoro has no sound for {names}")
             phrases += cut(said, MAX_PHONEMES)
         if not any(hibari.SOUND.search(phrase) for phrase in phrases):
             raise UnsupportedText(f"nothing to speak in {text[:40]!r}")
