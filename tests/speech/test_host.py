@@ -334,7 +334,7 @@ def test_no_credential_reaches_the_child():
 
 def test_an_engine_that_cannot_be_loaded_says_why():
     for engine, options, words in (
-        ("tune", {}, "hibari, tone"),
+        ("tune", {}, "chatterbox-turbo, hibari, kokoro, openai-http, supertonic-3, tone, voxcpm2"),
         ("tone", {"rft": "1"}, "no option rft"),
         ("tone", {"load_seconds": "30"}, "not ready within 0.5 s"),
     ):
