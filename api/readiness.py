@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +24,9 @@ KEPT_SECONDS: Final = 1.0
 #: The sweeper tops up bells once a second, and tells of it every five.
 SWEEPER_TASK: Final = "top_up_bells"
 LATE_SECONDS: Final = 15.0
+
+#: What workers call their counts of the memory ladder.
+RUNG: Final = "rung."
 
 #: What is said of a part that failed: errors may name hosts and users, and anyone may ask.
 DETAILS: Final[Mapping[type[Exception], str]] = {
@@ -110,14 +114,20 @@ class Readiness:
 def _model(served: ServedModel | None, *, required: bool) -> Part:
     if served is None or not served.alive:
         return Part(ok=False, detail="no_worker", required=required)
-    if not served.workers:
-        return Part(ok=False, detail="breaker_open: out of memory", required=required)
-    said = ["ok"]
-    if served.breakers_open:
+    rungs: Counter[str] = Counter()
+    for counts in served.counts.values():
+        for name, count in counts.items():
+            if name.startswith(RUNG):
+                rungs[name.removeprefix(RUNG)] += count
+    climbed = ", ".join(f"{rung} {count}" for rung, count in sorted(rungs.items()))
+    said = ["ok" if served.workers else "breaker_open: out of memory"]
+    if served.workers and served.breakers_open:
         said.append(f"breaker open on {served.breakers_open} of {served.workers + served.breakers_open}")
     if served.max_chars_learned is not None:
         said.append(f"memory for {served.max_chars_learned} characters at once")
-    return Part(ok=True, detail="; ".join(said), required=required)
+    if climbed:
+        said.append(f"for want of memory since they started: {climbed}")
+    return Part(ok=served.workers > 0, detail="; ".join(said), required=required)
 
 
 def _failed(name: str, error: Exception) -> Part:

@@ -189,6 +189,18 @@ def test_readiness_says_what_was_learned(world: World) -> None:
     assert part["detail"] == "ok; breaker open on 1 of 2; memory for 60 characters at once"
 
 
+def test_readiness_says_what_was_done_for_want_of_memory(world: World) -> None:
+    for worker, counts in (
+        ("w1", {"rung.split": 2, "engine.died": 9}),
+        ("w2", {"rung.split": 1, "rung.notice": 4}),
+    ):
+        world.workers.publish(worker, queue="cpu.tone", model="tone", info={**TONE, "counts": counts})
+
+    part = world.client.get("/readyz").get_json()["checks"]["model.tone"]
+
+    assert part["detail"] == "ok; for want of memory since they started: notice 4, split 3"
+
+
 def test_the_rungs_and_the_breaker_are_metrics(short: World) -> None:
     counts = {"rung.split": 3, "engine.recycled": 2, "unknown.thing": 1}
     short.workers.publish(
