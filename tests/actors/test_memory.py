@@ -214,6 +214,21 @@ def test_a_fresh_child_is_the_last_that_this_engine_can_do(desk: Desk) -> None:
     assert "".join(desk.spoken(job)) == "A short line of text."
 
 
+def test_a_turn_restarts_its_engine_once(desk: Desk) -> None:
+    job = ask(desk.jobs, "A short line of text. And here comes another one.")
+
+    class Relapsing(Small):
+        def synthesize(self, request: SynthesisRequest, **more: object) -> Iterator[Samples]:  # type: ignore[override]
+            yield from Small.synthesize(self, request, **more)  # type: ignore[arg-type]
+            self.fits = 3
+
+    engine = Relapsing(fits=3, after_restart=200)
+    desk.work(engine)
+
+    assert engine.restarts == 1
+    assert desk.get(job).status is Status.FAILED
+
+
 def test_a_batch_job_that_nothing_helps_fails_by_name_and_keeps_no_one_waiting(desk: Desk) -> None:
     job = ask(desk.jobs, RUN_ON)
     engine = Small(fits=0)
@@ -223,6 +238,7 @@ def test_a_batch_job_that_nothing_helps_fails_by_name_and_keeps_no_one_waiting(d
     after = desk.get(job)
     assert (after.status, after.error and after.error.code) == (Status.FAILED, "engine_out_of_memory")
     assert engine.restarts == 1
+    assert desk.learned.limit is None, "length was not what was wrong"
     assert len(engine.spoken) < 12
     assert min(len(request.text) for request in engine.spoken) <= FLOOR_CHARS
 
@@ -363,6 +379,20 @@ def test_a_live_job_waits_so_long_for_its_first_sound(desk: Desk) -> None:
     assert codes(desk.get(live)) == ["notice_played"]
     assert desk.breaker.is_closed
     assert (desk.get(batch).stage, codes(desk.get(batch))) == (Stage.ENCODING, [])
+
+
+def test_a_live_job_that_was_heard_before_is_not_hurried(desk: Desk) -> None:
+    live = ask(desk.jobs, TEXT, job_class=JobClass.LIVE)
+    desk.work(Drawing(dies_at=1))
+    assert len(desk.jobs.clips(live.id)) == 1
+    with desk.database.write() as connection:
+        connection.execute(update(jobs_table).values(visible_at=0.0))
+    engine = Silent()
+
+    desk.work(engine, clock=lambda: 0.0)
+
+    assert set(engine.allowed) == {None}
+    assert "notice_played" not in codes(desk.get(live))
 
 
 def test_a_late_live_job_gets_the_fallback_where_there_is_one(desk: Desk) -> None:

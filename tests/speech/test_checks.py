@@ -94,3 +94,15 @@ def test_what_an_engine_says_survives_json():
     assert EngineInfo.from_json(INFO.to_json()) == INFO
     odd = replace(REQUEST, text="안녕 \ud800 \0")
     assert SynthesisRequest.from_json(odd.to_json()) == odd
+
+
+def test_a_clip_is_as_long_as_its_speed_makes_it() -> None:
+    text = "a" * 100
+    info = replace(INFO, min_seconds_per_char=0.05, max_seconds_per_char=0.1, max_extra_seconds=0.0)
+    fast = np.full(4 * info.sample_rate, 0.5, np.float32)
+
+    check_clip(fast, text, info, speed=2.0)
+    with pytest.raises(BadOutput):
+        check_clip(fast, text, info)
+    with pytest.raises(BadOutput):
+        check_clip(fast, text, info, speed=4.0)

@@ -161,6 +161,8 @@ HOARDER = """
             def synthesize(request):
                 if request.text == "fail":
                     big = Big()
+                    # As an autograd graph does it: only the collector of cycles frees it.
+                    big.me = big
                     seen.append(weakref.ref(big))
                     raise OutOfMemoryError("CUDA out of memory.")
                 assert seen[-1]() is None, "what the failed call held is still there"
