@@ -11,7 +11,8 @@ import pytest
 
 from speech.checks import check_clip
 from speech.engine import EngineUnavailable, SynthesisRequest, TextTooLong, UnknownVoice, UnsupportedText
-from speech.engines.kokoro import ABOUT, ENGINE, KokoroEngine, cut
+from speech.engines.hibari import HibariEngine
+from speech.engines.kokoro import ABOUT, ENGINE, KokoroEngine, cut, most_phonemes, sounding
 from speech.host import EngineHost
 
 from . import tiny_kokoro
@@ -86,8 +87,49 @@ def test_a_cut_loses_spaces_alone() -> None:
 
     assert "".join(pieces).replace(" ", "") == row.replace(" ", "")
     assert max(map(len, pieces)) <= 17
-    assert cut("x" * 40, 17) == ["x" * 17, "x" * 17, "x" * 6]
+    assert cut("x" * 40, 17) == ["x" * 10] * 4
     assert cut("  ", 17) == []
+
+
+def test_a_row_is_cut_at_a_pause_near_its_middle_sooner_than_at_a_space() -> None:
+    assert cut("one two three, four five six seven", 20) == ["one two three,", "four five six seven"]
+    assert cut("a, one two three four five six seven", 20) == ["a, one two three", "four five six seven"]
+
+
+def test_slow_speech_is_cut_sooner_and_takes_no_more_memory(engine: KokoroEngine) -> None:
+    assert tuple(map(most_phonemes, (0.5, 1.0, 2.0))) == (255, 510, 510)
+    usual = parts(engine, "9" * 280)
+    slow = parts(engine, "9" * 280, speed=0.5)
+    assert max(map(len, slow)) <= 512 * tiny_kokoro.SAMPLES_PER_PHONEME
+    assert len(slow) > len(usual)
+
+
+@pytest.mark.parametrize("text", ["Søren", "straße", "Łukasz", "Æthelred", "π", "5 µm", "café", "½ cup"])
+def test_letters_that_hibari_reads_are_read(engine: KokoroEngine, text: str) -> None:
+    assert engine.phonemes(text, british=False)
+    assert engine.phonemes(text, british=True)
+
+
+def test_it_reads_the_letters_that_the_hibari_engine_reads(engine: KokoroEngine) -> None:
+    import hibari
+
+    voice = HibariEngine(hibari.Hibari(), threads=1)
+    assert engine._letters["a"] == voice._letters
+
+
+def test_a_mark_that_espeak_left_in_a_spelling_is_no_reason_to_refuse_it(engine: KokoroEngine) -> None:
+    assert engine.phonemes("QskRjYXXW", british=False)
+
+
+def test_pauses_alone_join_a_neighbour_and_are_never_a_row() -> None:
+    assert sounding(["həlˈO.", "...", "wˈɜɹld."]) == ["həlˈO. ...", "wˈɜɹld."]
+    assert sounding(["…", "həlˈO."]) == ["… həlˈO."]
+    assert sounding(["...", "ˈ", ""]) == []
+
+
+def test_a_pause_without_end_has_one(engine: KokoroEngine) -> None:
+    (phrase,) = engine.phonemes("Stop" + "!" * 200 + " now", british=False)
+    assert phrase.count("!") == 8
 
 
 @pytest.mark.parametrize(
