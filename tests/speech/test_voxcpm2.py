@@ -54,8 +54,7 @@ from speech.engines.voxcpm2 import (
 )
 from tests.speech.tiny_voxcpm2 import build
 
-if ENGINE.missing():
-    pytest.skip("voxcpm is not installed", allow_module_level=True)
+assert ENGINE.missing() is None, ENGINE.missing()
 prepare_import()
 torch: Any = import_module("torch")
 
